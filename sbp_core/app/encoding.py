@@ -1,17 +1,78 @@
-"""Records in, encoded record batches out."""
+"""Plain records in, encoded record batches out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from sbp_core.app import defaults
-from sbp_core.app.outbox import Collected
+from sbp_core.app.delivery import Receipt
 from sbp_core.records import ROWS_SCHEMA, Compression, encode_rows
 
 _KEY, _VALUE, _HEADERS, _TIME = (field.type for field in ROWS_SCHEMA)
+
+Headers = Mapping[str, bytes | None]
+
+
+@dataclass(slots=True, eq=False)
+class Collected:
+    """Plain records of one batch, column by column; `headers` only of those that have some."""
+
+    stream_id: int
+    opened_at: float
+    receipt: Receipt = field(default_factory=Receipt)
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    times_us: list[int] = field(default_factory=list)
+    headers: dict[int, Headers] = field(default_factory=dict)
+    size_bytes: int = 0
+
+    @property
+    def record_count(self) -> int:
+        """How many records there are."""
+        return len(self.values)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a record of this size still fits; any fits into an empty batch."""
+        is_small = self.size_bytes + size_bytes <= defaults.BATCH_BYTES
+        return (is_small and len(self.values) < defaults.BATCH_RECORDS_MAX) or not self.values
+
+    def add(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Headers | None,
+        time_us: int,
+        size_bytes: int,
+    ) -> None:
+        """Add a record."""
+        if headers:
+            self.headers[len(self.values)] = headers
+        self.values.append(value)
+        self.keys.append(key)
+        self.times_us.append(time_us)
+        self.size_bytes += size_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """A record batch that was encoded by the caller."""
+
+    stream_id: int
+    batch: bytes
+    record_count: int
+    receipt: Receipt = field(default_factory=Receipt)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it keeps."""
+        return len(self.batch)
+
+
+Outgoing = Collected | Encoded
 
 
 def record_bytes(

@@ -1,4 +1,6 @@
-"""The records of a producer from `send` to the acknowledgement. No I/O: the clock is given.
+"""The records of a producer from `send` to the acknowledgement. It does no I/O.
+
+Any thread offers records; a worker on the event loop takes batches and settles them.
 
 Records are collected in one open batch for each stream. A batch is *sealed* when it is full, when
 it has lingered, at a flush and at the close. Sealed batches are *taken* in this order to be
@@ -8,22 +10,24 @@ appended, and *settled* when their outcome is known::
       `------fail-------+-> FAILED
 
 A stream that fails accepts nothing more, and loses what is not settled; the others go on.
-
-No method may be called by two threads at a time: the producer has a lock.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum, auto
 
 from sbp_core.app import defaults
 from sbp_core.app.delivery import Receipt
+from sbp_core.app.encoding import Collected, Encoded, Outgoing, record_bytes
+from sbp_core.app.record import checked_timestamp_us
+from sbp_core.app.rows import Target
 from sbp_core.errors import ConfigurationError, SbpError
-
-Headers = Mapping[str, bytes | None]
 
 
 class State(Enum):
@@ -64,68 +68,11 @@ class Batching:
             )
 
 
-@dataclass(slots=True, eq=False)
-class Collected:
-    """Plain records of one batch, column by column; `headers` only of those that have some."""
-
-    stream_id: int
-    opened_at: float
-    receipt: Receipt = field(default_factory=Receipt)
-    values: list[bytes | None] = field(default_factory=list)
-    keys: list[bytes | None] = field(default_factory=list)
-    times_us: list[int] = field(default_factory=list)
-    headers: dict[int, Headers] = field(default_factory=dict)
-    size_bytes: int = 0
-
-    @property
-    def record_count(self) -> int:
-        """How many records there are."""
-        return len(self.values)
-
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether a record of this size still fits; any fits into an empty batch."""
-        is_small = self.size_bytes + size_bytes <= defaults.BATCH_BYTES
-        return (is_small and len(self.values) < defaults.BATCH_RECORDS_MAX) or not self.values
-
-    def add(
-        self,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Headers | None,
-        time_us: int,
-        size_bytes: int,
-    ) -> None:
-        """Add a record."""
-        if headers:
-            self.headers[len(self.values)] = headers
-        self.values.append(value)
-        self.keys.append(key)
-        self.times_us.append(time_us)
-        self.size_bytes += size_bytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Encoded:
-    """A record batch that was encoded by the caller."""
-
-    stream_id: int
-    batch: bytes
-    record_count: int
-    receipt: Receipt = field(default_factory=Receipt)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that it keeps."""
-        return len(self.batch)
-
-
-Outgoing = Collected | Encoded
-
-
 class Outbox:
-    """The records that were sent and are not settled."""
+    """The records that were sent and are not settled. Thread-safe; no method waits."""
 
     def __init__(self, batching: Batching, clock: Callable[[], float]) -> None:
+        self._lock = threading.Lock()
         self.state = State.OPEN
         self.error: SbpError | None = None
         self.failed: dict[int, SbpError] = {}
@@ -152,24 +99,20 @@ class Outbox:
     @property
     def unsettled_bytes(self) -> int:
         """Bytes of the records that are not settled."""
-        return sum(each.size_bytes for each in self.everything())
+        with self._lock:
+            return sum(each.size_bytes for each in self._everything())
 
     def unsettled_counts(self) -> Counter[int]:
         """Return how many records are not settled, by stream."""
         counts: Counter[int] = Counter()
-        for each in self.everything():
-            counts[each.stream_id] += each.record_count
+        with self._lock:
+            for each in self._everything():
+                counts[each.stream_id] += each.record_count
         return counts
 
-    def everything(self) -> Iterator[Outgoing]:
-        """Yield the batches that are not settled."""
+    def _everything(self) -> Iterator[Outgoing]:
         yield from self._open.values()
         yield from self._unsettled.values()
-
-    @property
-    def has_sealed(self) -> bool:
-        """Whether batches are to be sent, or on their way."""
-        return bool(self._unsettled)
 
     @property
     def is_empty(self) -> bool:
@@ -190,56 +133,92 @@ class Outbox:
             if error is not None:
                 raise error.with_traceback(None)
 
-    def add(  # noqa: PLR0917 - the parts of a record
+    def offer(
         self,
-        stream_id: int,
+        target: Target,
         value: bytes | None,
         key: bytes | None,
-        headers: Headers | None,
-        time_us: int,
-        size_bytes: int,
-    ) -> tuple[Collected, bool]:
-        """Add a record; return its batch, of which it is the last, and whether that is a new one.
+        headers: Mapping[str, bytes | None] | None,
+        timestamp_us: int | datetime | None,
+    ) -> tuple[Receipt, int] | None:
+        """Collect a record; return the receipt of its batch, and its index there.
 
-        Raises the error of a stream that failed. The hot path of `send`: it does itself what
-        `Collected.add` does.
+        An index of 0 begins a batch: the worker has to be told. Returns None if the buffer is full,
+        or if the record is larger than the target is known to accept. Raises what `send` raises.
         """
+        # All of it in one call: this is the hot path of `send`.
+        if type(value) is bytes and key is None and not headers:
+            size_bytes = defaults.RECORD_OVERHEAD_BYTES + len(value)
+        else:
+            headers = None if headers is None else dict(headers)
+            size_bytes = record_bytes(value, key, headers)
+        if size_bytes > target.plain_bytes_max:
+            target.check_plain()
+            return None
+        if timestamp_us is None:
+            time_us = time.time_ns() // 1000
+        else:
+            time_us = checked_timestamp_us(timestamp_us)
+        stream_id = target.stream_id
+        with self._lock:
+            if self.room_bytes <= 0:
+                self.check_open()
+                return None
+            batch = self._open.get(stream_id)
+            if (
+                batch is None
+                or batch.size_bytes + size_bytes > self._batch_bytes
+                or len(batch.values) >= self._batch_records
+            ):
+                self._check_stream(stream_id)
+                self._seal(stream_id)
+                batch = self._open[stream_id] = Collected(stream_id, self._clock())
+            if headers:
+                batch.headers[len(batch.values)] = headers
+            batch.values.append(value)
+            batch.keys.append(key)
+            batch.times_us.append(time_us)
+            batch.size_bytes += size_bytes
+            self.room_bytes -= size_bytes
+            return batch.receipt, len(batch.values) - 1
+
+    def offer_encoded(self, batch: Encoded) -> bool:
+        """Take a batch behind all records that were sent before to its stream.
+
+        Returns False if the buffer is full. Raises what `send` raises.
+        """
+        with self._lock:
+            if self.room_bytes <= 0:
+                self.check_open()
+                return False
+            self._check_stream(batch.stream_id)
+            self._seal(batch.stream_id)
+            self.room_bytes -= batch.size_bytes
+            self._number(batch)
+            return True
+
+    def _check_stream(self, stream_id: int) -> None:
+        """Raise the error of a stream that failed: it has no open batch."""
         if stream_id in self.failed:
             raise self.failed[stream_id].with_traceback(None)
-        batch, is_new = self._open.get(stream_id), False
-        if (
-            batch is None
-            or batch.size_bytes + size_bytes > self._batch_bytes
-            or len(batch.values) >= self._batch_records
-        ):
-            self._seal(stream_id)
-            batch, is_new = Collected(stream_id, self._clock()), True
-            self._open[stream_id] = batch
-        if headers:
-            batch.headers[len(batch.values)] = headers
-        batch.values.append(value)
-        batch.keys.append(key)
-        batch.times_us.append(time_us)
-        batch.size_bytes += size_bytes
-        self.room_bytes -= size_bytes
-        return batch, is_new
-
-    def add_encoded(self, batch: Encoded) -> None:
-        """Accept a batch behind all records that were sent before to its stream.
-
-        Raises the error of a stream that failed.
-        """
-        if batch.stream_id in self.failed:
-            raise self.failed[batch.stream_id].with_traceback(None)
-        self._seal(batch.stream_id)
-        self.room_bytes -= batch.size_bytes
-        self._number(batch)
 
     def seal(self) -> int:
         """Let the open batches be sent; return the number of the next one."""
+        with self._lock:
+            self._seal_all()
+            return self._next_number
+
+    def seal_if_idle(self) -> bool:
+        """Let the open batches be sent if nothing else is on its way; return whether they are."""
+        with self._lock:
+            is_idle = not self._unsettled
+            if is_idle:
+                self._seal_all()
+            return is_idle
+
+    def _seal_all(self) -> None:
         for stream_id in list(self._open):
             self._seal(stream_id)
-        return self._next_number
 
     def _seal(self, stream_id: int) -> None:
         batch = self._open.pop(stream_id, None)
@@ -253,48 +232,52 @@ class Outbox:
 
     def seconds_until_due(self) -> float | None:
         """Return when there is something to take, 0 if there is; None if nothing lingers."""
-        if self._ready:
-            return 0.0
-        for oldest in self._open.values():
-            return max(0.0, self._due_at(oldest) - self._clock())
-        return None
+        with self._lock:
+            if self._ready:
+                return 0.0
+            for oldest in self._open.values():
+                return max(0.0, self._due_at(oldest) - self._clock())
+            return None
 
     def _due_at(self, batch: Collected) -> float:
         return batch.opened_at + self._linger_seconds
 
     def take(self, bytes_max: int = defaults.TAKE_BYTES) -> list[Outgoing]:
         """Return the next batches, at least one if any is due, up to `bytes_max` of them."""
-        now = self._clock()
-        for each in list(self._open.values()):
-            if self._due_at(each) > now:
-                break
-            self._seal(each.stream_id)
-        taken: list[Outgoing] = []
-        size_bytes = 0
-        for number in self._ready:
-            batch = self._unsettled[number]
-            size_bytes += batch.size_bytes
-            if taken and size_bytes > bytes_max:
-                break
-            taken.append(batch)
-            self._taken[self._taken_count] = number
-            self._taken_count += 1
-        del self._ready[: len(taken)]
-        return taken
+        with self._lock:
+            now = self._clock()
+            for each in list(self._open.values()):
+                if self._due_at(each) > now:
+                    break
+                self._seal(each.stream_id)
+            taken: list[Outgoing] = []
+            size_bytes = 0
+            for number in self._ready:
+                batch = self._unsettled[number]
+                size_bytes += batch.size_bytes
+                if taken and size_bytes > bytes_max:
+                    break
+                taken.append(batch)
+                self._taken[self._taken_count] = number
+                self._taken_count += 1
+            del self._ready[: len(taken)]
+            return taken
 
     def store(self, order: int) -> tuple[int, Outgoing]:
         """Note that a batch is appended, by the order of taking, from 0 on.
 
         Return its number, for `settle`, and the batch.
         """
-        number = self._taken.pop(order)
-        self._stored.add(number)
-        return number, self._unsettled[number]
+        with self._lock:
+            number = self._taken.pop(order)
+            self._stored.add(number)
+            return number, self._unsettled[number]
 
     def settle(self, number: int) -> None:
         """Forget a batch that is appended, as its callbacks are over."""
-        self._stored.remove(number)
-        self._free(self._unsettled.pop(number))
+        with self._lock:
+            self._stored.remove(number)
+            self._free(self._unsettled.pop(number))
 
     def _free(self, batch: Outgoing) -> None:
         if self.state is State.OPEN:
@@ -304,38 +287,49 @@ class Outbox:
 
     def is_settled_before(self, number: int) -> bool:
         """Return whether all batches with smaller numbers are settled."""
-        return next(iter(self._unsettled), number) >= number
+        with self._lock:
+            return next(iter(self._unsettled), number) >= number
 
     def close(self) -> None:
         """Accept nothing more; what is there is to be sent."""
-        if self.state is State.OPEN:
-            self.seal()
-            self.room_bytes = 0
-            self.state = State.CLOSED if self.is_empty else State.CLOSING
+        with self._lock:
+            if self.state is State.OPEN:
+                self._seal_all()
+                self.room_bytes = 0
+                self.state = State.CLOSED if self.is_empty else State.CLOSING
 
     def fail_stream(self, stream_id: int, error: SbpError) -> Sequence[Outgoing]:
         """Accept nothing more for a stream, and give up what is not settled of it; return it."""
-        self._seal(stream_id)
-        self.failed[stream_id] = error
-        lost = {
-            number: each
-            for number, each in self._unsettled.items()
-            if each.stream_id == stream_id and number not in self._stored
-        }
-        self._ready = [number for number in self._ready if number not in lost]
-        self._taken = {order: number for order, number in self._taken.items() if number not in lost}
-        for number, each in lost.items():
-            del self._unsettled[number]
-            self._free(each)
-        return list(lost.values())
+        with self._lock:
+            self._seal(stream_id)
+            self.failed[stream_id] = error
+            lost = {
+                number: each
+                for number, each in self._unsettled.items()
+                if each.stream_id == stream_id and number not in self._stored
+            }
+            self._ready = [number for number in self._ready if number not in lost]
+            self._taken = {at: number for at, number in self._taken.items() if number not in lost}
+            for number, each in lost.items():
+                del self._unsettled[number]
+                self._free(each)
+            return list(lost.values())
 
     def fail(self, error: SbpError) -> Sequence[Outgoing]:
         """Accept nothing more, and give up what is not settled; return it."""
-        self.seal()
-        self.state, self.error = State.FAILED, error
-        lost = [each for number, each in self._unsettled.items() if number not in self._stored]
-        self._unsettled = {number: self._unsettled[number] for number in sorted(self._stored)}
-        self._ready.clear()
-        self._taken.clear()
-        self.room_bytes = 0
-        return lost
+        with self._lock:
+            self._seal_all()
+            self.state, self.error = State.FAILED, error
+            lost = [each for number, each in self._unsettled.items() if number not in self._stored]
+            self._unsettled = {number: self._unsettled[number] for number in sorted(self._stored)}
+            self._ready.clear()
+            self._taken.clear()
+            self.room_bytes = 0
+            return lost
+
+    def abandon(self, error: SbpError) -> None:
+        """Give all up in the child of a fork: a thread of the parent may hold the lock."""
+        self._lock = threading.Lock()
+        for batch in self._everything():
+            batch.receipt.abandon(error)
+        self.fail(error)

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from sbp_core import limits
 from sbp_core.app import defaults
+from sbp_core.app.encoding import Encoded
 from sbp_core.app.frames import as_storable, is_pandas
-from sbp_core.app.outbox import Encoded
 from sbp_core.errors import SchemaError
 from sbp_core.records import (
     ROWS_SCHEMA,

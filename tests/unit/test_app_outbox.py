@@ -9,13 +9,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbp_core.app.delivery import Delivery, Receipt
-from sbp_core.app.outbox import Batching, Encoded, Outbox, State
+from sbp_core.app.encoding import Encoded
+from sbp_core.app.outbox import Batching, Outbox, State
+from sbp_core.app.rows import Target
 from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
 
-BATCHING = Batching(batch_bytes=100, batch_records=5, linger_ms=1_000, buffer_bytes=400)
+BATCHING = Batching(batch_bytes=150, batch_records=5, linger_ms=1_000, buffer_bytes=600)
+TARGETS = {each: Target(f"s{each}", each, None) for each in range(1, 4)}
 
 
 STREAMS = st.integers(1, 3)
+
+
+def offer(outbox, stream_id, value):
+    return outbox.offer(TARGETS[stream_id], value, None, None, None)
 
 
 def values_of(batch):
@@ -37,9 +44,9 @@ class Outside(RuleBasedStateMachine):
         self.taken = {}
         self.taken_count = 0
 
-    def next_value(self, stream_id):
+    def next_value(self, stream_id, size_bytes=0):
         self.count += 1
-        value = b"%d" % self.count
+        value = (b"%d" % self.count).ljust(size_bytes)
         self.waiting[stream_id].append(value)
         return value
 
@@ -47,26 +54,29 @@ class Outside(RuleBasedStateMachine):
         return self.outbox.state is State.OPEN and self.outbox.room_bytes > 0
 
     @precondition(has_room)
-    @rule(stream_id=STREAMS, size_bytes=st.integers(1, 150))
+    @rule(stream_id=STREAMS, size_bytes=st.integers(0, 200))
     def send(self, stream_id, size_bytes):
         if stream_id in self.outbox.failed:
             with pytest.raises(SbpError, match="gone"):
-                self.outbox.add(stream_id, b"", None, None, 0, size_bytes)
+                offer(self.outbox, stream_id, b"")
             return
-        value = self.next_value(stream_id)
-        batch, _ = self.outbox.add(stream_id, value, None, None, 0, size_bytes)
-        assert (batch.stream_id, batch.values[-1]) == (stream_id, value)
-        assert len(batch.values) <= BATCHING.batch_records
-        assert batch.size_bytes <= BATCHING.batch_bytes or len(batch.values) == 1
+        _, index = offer(self.outbox, stream_id, self.next_value(stream_id, size_bytes))
+        assert index < BATCHING.batch_records
+
+    @precondition(lambda self: not self.has_room() and self.outbox.state is State.OPEN)
+    @rule(stream_id=STREAMS)
+    def send_without_room(self, stream_id):
+        assert offer(self.outbox, stream_id, b"") is None
+        assert not self.outbox.offer_encoded(Encoded(stream_id, b"", 1))
 
     @precondition(has_room)
     @rule(stream_id=STREAMS)
     def send_an_encoded_batch(self, stream_id):
         if stream_id in self.outbox.failed:
             with pytest.raises(SbpError, match="gone"):
-                self.outbox.add_encoded(Encoded(stream_id, b"", 1))
+                self.outbox.offer_encoded(Encoded(stream_id, b"", 1))
             return
-        self.outbox.add_encoded(Encoded(stream_id, self.next_value(stream_id), 1))
+        assert self.outbox.offer_encoded(Encoded(stream_id, self.next_value(stream_id), 1))
 
     @rule(seconds=st.floats(0, 0.6))
     def wait(self, seconds):
@@ -78,6 +88,9 @@ class Outside(RuleBasedStateMachine):
         batches = self.outbox.take(bytes_max=150)
         assert bool(batches) == is_due
         assert len(batches) == 1 or sum(each.size_bytes for each in batches) <= 150
+        for each in batches:
+            is_small = each.size_bytes <= BATCHING.batch_bytes
+            assert is_small or each.record_count == 1 or isinstance(each, Encoded)
         for each in batches:
             self.taken[self.taken_count] = each
             self.taken_count += 1
@@ -141,7 +154,7 @@ TestOutside = Outside.TestCase
 def test_a_failure_gives_up_all_that_is_not_settled():
     outbox = Outbox(BATCHING, lambda: 0.0)
     for _ in range(7):
-        outbox.add(1, b"", None, None, 0, 20)
+        offer(outbox, 1, b"")
     outbox.take()
     number, stored = outbox.store(0)
     lost = outbox.fail(SbpError("the disk is full"))
@@ -245,7 +258,7 @@ def test_an_error_that_is_raised_again_keeps_nothing_of_the_last_time():
     depths = []
     for _ in range(3):
         with pytest.raises(SbpError) as caught:
-            outbox.add(1, b"", None, None, 0, 1)
+            offer(outbox, 1, b"")
         depths.append(len(caught.traceback))
     assert len(set(depths)) == 1
 

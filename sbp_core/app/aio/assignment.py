@@ -1,11 +1,15 @@
-"""The streams that are a consumer's own, and where its positions are kept, for asyncio."""
+"""The streams that are a consumer's own, where it begins, and where its positions are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Protocol
 
+from sbp_core.app.positions import Start
+from sbp_core.app.record import timestamp_us_of
 from sbp_core.client import AsyncClient
+from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError
 
 
 class AsyncAssignment(Protocol):
@@ -79,3 +83,32 @@ class AsyncWholeSelection:
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+async def locate(client: AsyncClient, streams: Mapping[int, str], start: Start) -> dict[int, int]:
+    """Return the offset of a start in each stream; `streams` has their names by id.
+
+    Raises OffsetOutOfRangeError for an offset that a stream does not have, ConfigurationError for
+    what is no start, SbpError.
+    """
+    if not streams:
+        return {}
+    if isinstance(start, datetime):
+        return await client.lookup_offsets(dict.fromkeys(streams, timestamp_us_of(start)))
+    if not isinstance(start, int) and start not in {"earliest", "latest"}:
+        raise ConfigurationError(
+            f"start {start!r} is not 'earliest', 'latest', an offset or a datetime"
+        )
+    bounds = await client.stream_bounds([*streams])
+    if start == "earliest":
+        return {each.stream_id: each.start_offset for each in bounds}
+    if start == "latest":
+        return {each.stream_id: each.next_offset for each in bounds}
+    for each in bounds:
+        if not each.start_offset <= start <= each.next_offset:
+            raise OffsetOutOfRangeError.of(
+                f"stream {streams[each.stream_id]} has no offset {start}: it begins at"
+                f" {each.start_offset} and ends at {each.next_offset}; use one from there, or"
+                " 'earliest' or 'latest'"
+            )
+    return dict.fromkeys(streams, start)

@@ -8,16 +8,15 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
 from typing import Final, Self, cast, get_args
 
 from sbp_core.app import defaults
-from sbp_core.app.aio.assignment import AsyncAssignment
+from sbp_core.app.aio.assignment import AsyncAssignment, locate
 from sbp_core.app.aio.fetching import AsyncFetcher, OnTrimmed
 from sbp_core.app.aio.iterating import AsyncBatchIterator, AsyncRecordIterator, Hand
 from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
 from sbp_core.app.process import OfProcess, use_here
-from sbp_core.app.record import Batch, Record, timestamp_us_of
+from sbp_core.app.record import Batch, Record
 from sbp_core.app.selection import Selection
 from sbp_core.client import AsyncClient, StreamInfo
 from sbp_core.client.facades import internal
@@ -25,7 +24,6 @@ from sbp_core.errors import (
     ConfigurationError,
     DeadlineExceededError,
     MemberUnknownError,
-    OffsetOutOfRangeError,
     SbpError,
 )
 
@@ -246,7 +244,7 @@ class AsyncConsumer(OfProcess):
         """
         await self._begin()
         at = self._positions.of(stream)
-        offsets = await self._locate([at.stream_id], to)
+        offsets = await locate(self._client, {at.stream_id: at.stream}, to)
         self._positions.seek(at, offsets[at.stream_id])
 
     async def close(self) -> None:
@@ -278,17 +276,22 @@ class AsyncConsumer(OfProcess):
         return await self._take_record(None)
 
     @internal
+    def maybe_batch(self, iterator: Hand) -> Batch | None:
+        """Return the next batch if it is here and nothing else is due, as `take_batch` does."""
+        self._check_current(iterator)
+        if self._is_taking or self._hand.has_records or time.monotonic() >= self._hand.duty_at:
+            return None
+        self._positions.finish()
+        return self._taken(self._fetcher.maybe_next())
+
+    @internal
     async def take_batch(self, iterator: Hand) -> Batch | None:
         """Return the next batch for an iterator; None at the end."""
         self._check_current(iterator)
         if self._hand.has_records:  # `poll` took some records: the others are read again
             self._forget_fetched()
         async with self._taking():
-            if (found := await self._next_batch(None)) is None:
-                return None
-            at, batch = found
-            at.next_offset = batch.end_offset
-            return batch
+            return self._taken(await self._next_batch(None))
 
     @internal
     def begin_iteration(self) -> Hand:
@@ -305,6 +308,14 @@ class AsyncConsumer(OfProcess):
                 "this iterator was replaced by a later one of the same consumer; make a consumer"
                 " for each"
             )
+
+    def _taken(self, found: tuple[Position, Batch] | None) -> Batch | None:
+        """Hand out a whole batch."""
+        if found is None:
+            return None
+        at, batch = found
+        at.next_offset = batch.end_offset
+        return batch
 
     def _forget_fetched(self) -> None:
         self._hand.turn_to(None)
@@ -422,12 +433,13 @@ class AsyncConsumer(OfProcess):
         cursors = await self._assignment.cursors(stream_ids)
         spans = {each: self._spans[each] for each in stream_ids if each in self._spans}
         rest = [each for each in stream_ids if each not in cursors and each not in spans]
-        old = [each for each in rest if each in self._found_first]
-        new = [each for each in rest if each not in self._found_first]
+        labels = {each: self._selected[each].label for each in stream_ids}
+        old = {each: labels[each] for each in rest if each in self._found_first}
+        new = {each: labels[each] for each in rest if each not in self._found_first}
         # A stream that is found later is read from its beginning: all of it is new.
         offsets = {
-            **(await self._locate(old, self._start)),
-            **(await self._locate(new, "earliest")),
+            **(await locate(self._client, old, self._start)),
+            **(await locate(self._client, new, "earliest")),
             **cursors,
             **{stream_id: span.start_offset for stream_id, span in spans.items()},
         }
@@ -440,40 +452,11 @@ class AsyncConsumer(OfProcess):
         for stream_id in stream_ids:
             self._positions.add(
                 stream_id,
-                self._selected[stream_id].label,
+                labels[stream_id],
                 offsets[stream_id],
                 end_offset=ends[stream_id],
                 committed_offset=cursors.get(stream_id),
             )
-
-    async def _locate(self, stream_ids: Sequence[int], to: Start) -> dict[int, int]:
-        """Return the offsets of a start in streams."""
-        if not stream_ids:
-            return {}
-        if isinstance(to, int):
-            await self._check_offset(stream_ids, to)
-            return dict.fromkeys(stream_ids, to)
-        if isinstance(to, datetime):
-            return await self._client.lookup_offsets(dict.fromkeys(stream_ids, timestamp_us_of(to)))
-        if to not in {"earliest", "latest"}:
-            raise ConfigurationError(
-                f"start {to!r} is not 'earliest', 'latest', an offset or a datetime"
-            )
-        bounds = await self._client.stream_bounds(stream_ids)
-        return {
-            each.stream_id: each.start_offset if to == "earliest" else each.next_offset
-            for each in bounds
-        }
-
-    async def _check_offset(self, stream_ids: Sequence[int], offset: int) -> None:
-        """Raise OffsetOutOfRangeError unless all streams have an offset, or end there."""
-        for bound in await self._client.stream_bounds(stream_ids):
-            if not bound.start_offset <= offset <= bound.next_offset:
-                raise OffsetOutOfRangeError.of(
-                    f"stream {self._selected[bound.stream_id].label} has no offset {offset}: it"
-                    f" begins at {bound.start_offset} and ends at {bound.next_offset}; use one"
-                    " from there, or 'earliest' or 'latest'"
-                )
 
     async def _do_duties(self) -> None:
         """Commit, and look which streams are the consumer's, if either is due."""

@@ -57,16 +57,17 @@ class AsyncFetcher:
 
     def clear(self) -> None:
         """Forget what was fetched; it is fetched again from the positions."""
-        self._ready.clear()
+        self._ready = deque()  # not cleared: another thread may be in `maybe_next`
 
     def maybe_next(self) -> tuple[Position, Batch] | None:
         """Return the next batch that is here, with its position. Raises DamagedBatchError."""
-        while self._ready:
-            at, seek_count, batches = self._ready[0]
+        ready = self._ready
+        while ready:
+            at, seek_count, batches = ready[0]
             batch = next(batches, None) if at.seek_count == seek_count else None
             if batch is not None:
                 return at, batch
-            self._ready.popleft()
+            ready.popleft()
         return None
 
     async def breathe(self) -> None:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Self, get_args
 
-from sbp_core.app import defaults
 from sbp_core.app.aio.committing import AsyncCommitter
 from sbp_core.app.aio.targets import enlarged, find_target
 from sbp_core.app.delivery import (
     NOTHING,
     AsyncDelivery,
     Delivered,
-    Receipt,
     call_back,
     timeout_seconds,
 )
-from sbp_core.app.encoding import encode_collected, record_bytes
+from sbp_core.app.encoding import Encoded, Outgoing, encode_collected, record_bytes
 from sbp_core.app.gates import Gate, OnLoop
-from sbp_core.app.outbox import Batching, Encoded, Outbox, Outgoing, State
+from sbp_core.app.outbox import Batching, Outbox, State
 from sbp_core.app.process import (
     OfProcess,
     flush_at_exit,
@@ -30,7 +27,6 @@ from sbp_core.app.process import (
     use_here,
     warn_unclosed,
 )
-from sbp_core.app.record import checked_timestamp_us
 from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AppendOutcome, AsyncClient, Writer
 from sbp_core.client.facades import internal
@@ -84,13 +80,12 @@ class AsyncProducer(OfProcess):
         self._on_close = on_close
         self._callers = callers or OnLoop()
         self._gate = Gate()
-        self._lock = threading.Lock()
-        """Guards the outbox: any thread offers records. No task waits while it has the lock."""
-        self._outbox = Outbox(batching or Batching(), time.monotonic)
+        self.outbox = Outbox(batching or Batching(), time.monotonic)
+        """Where any thread offers records."""
         self._is_begun = False
         self._is_copy = False
         """Whether this is the copy in the child of a fork."""
-        self._targets: dict[str | None, Target] = {}
+        self.targets: dict[str | None, Target] = {}
         """The streams that were asked for, by name; None stands for the stream of the producer."""
         self._names: dict[int, str] = {}
         self._committer: AsyncCommitter | None = None
@@ -112,67 +107,16 @@ class AsyncProducer(OfProcess):
         for a record that is too large, SchemaError for a typed stream, which `send_many` is for,
         TypeError for what is not bytes, and ValueError for a time outside the years 1 to 9999.
         """
-        while (taken := self.offer(stream, value, key, headers, timestamp_us)) is None:
-            await self.make_room(stream, record_bytes(value, key, headers))
+        target = self.targets.get(stream)
+        while (
+            target is None
+            or (taken := self.outbox.offer(target, value, key, headers, timestamp_us)) is None
+        ):
+            target = await self.make_room(stream, record_bytes(value, key, headers))
         if not taken[1]:
+            self._gate.notify()
             await self._gate.breathe()
         return AsyncDelivery(*taken)
-
-    @internal
-    def offer(
-        self,
-        stream: str | None,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Mapping[str, bytes | None] | None,
-        timestamp_us: int | datetime | None,
-    ) -> tuple[Receipt, int] | None:
-        """Collect a record, on any thread; return the receipt of its batch, and its index there.
-
-        None if `make_room` has to come first. Raises what `send` raises.
-        """
-        target = self._targets.get(stream)
-        if target is None:
-            return None
-        if type(value) is bytes and key is None and not headers:  # without a call
-            size_bytes = defaults.RECORD_OVERHEAD_BYTES + len(value)
-        else:
-            headers = None if headers is None else dict(headers)
-            size_bytes = record_bytes(value, key, headers)
-        if size_bytes > target.plain_bytes_max:
-            target.check_plain()
-            return None
-        if timestamp_us is None:
-            time_us = time.time_ns() // 1000
-        else:
-            time_us = checked_timestamp_us(timestamp_us)
-        outbox = self._outbox
-        with self._lock:
-            if outbox.room_bytes <= 0:
-                outbox.check_open()
-                return None
-            batch, is_new = outbox.add(target.stream_id, value, key, headers, time_us, size_bytes)
-            index = len(batch.values) - 1
-        if is_new:
-            self._callers.notify(self._gate)
-        return batch.receipt, index
-
-    @property
-    @internal
-    def is_full(self) -> bool:
-        """Whether `send` has to wait for acknowledgements."""
-        return self._outbox.room_bytes <= 0
-
-    @internal
-    def offer_encoded(self, encoded: Encoded) -> bool:
-        """Take a batch, on any thread; False if the buffer is full. Raises what `send` raises."""
-        with self._lock:
-            if self._outbox.room_bytes <= 0:
-                self._outbox.check_open()
-                return False
-            self._outbox.add_encoded(encoded)
-        self._callers.notify(self._gate)
-        return True
 
     async def send_many(self, rows: Rows, *, stream: str | None = None) -> AsyncDelivery:
         """Send rows; return the future of the last one: when it is done, all are.
@@ -192,8 +136,9 @@ class AsyncProducer(OfProcess):
                 if step > target.record_bytes_max:
                     target = await self.make_room(stream, step)
                 continue
-            while not self.offer_encoded(step):
+            while not self.outbox.offer_encoded(step):
                 await self.make_room(stream)
+            self._gate.notify()
             last = step
         return AsyncDelivery(*NOTHING if last is None else (last.receipt, last.record_count - 1))
 
@@ -225,25 +170,19 @@ class AsyncProducer(OfProcess):
         """
         seconds = timeout_seconds(timeout, timeout_ms)
         until = None if seconds is None else time.monotonic() + seconds
-        outbox = self._outbox
-        with self._lock:
-            number = outbox.seal()
+        outbox = self.outbox
+        number = outbox.seal()
         self._gate.notify()
-        while True:
-            with self._lock:
-                is_over = outbox.state is State.FAILED or outbox.is_settled_before(number)
-                unsettled_bytes = outbox.unsettled_bytes
-            if is_over:
-                await self._settled()
-                outbox.check()
-                return
+        while outbox.state is not State.FAILED and not outbox.is_settled_before(number):
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise DeadlineExceededError(
-                    f"{unsettled_bytes} bytes for {self._called()} are not acknowledged after"
-                    f" {seconds:g} s; the producer goes on with them"
+                    f"{outbox.unsettled_bytes} bytes for {self._called()} are not acknowledged"
+                    f" after {seconds:g} s; the producer goes on with them"
                 )
             await self._gate.wait(left)
+        await self._settled()
+        outbox.check()
 
     async def close(self) -> None:
         """Send what is there, wait until it is on disk, and end. Idempotent.
@@ -251,8 +190,7 @@ class AsyncProducer(OfProcess):
         Raises the error that ended the producer or one of its streams, ConfigurationError in a
         callback, which it would wait for.
         """
-        with self._lock:
-            self._outbox.close()
+        self.outbox.close()
         self._gate.notify()
         await self._gate.join()
         await self._settled()
@@ -260,7 +198,7 @@ class AsyncProducer(OfProcess):
         if self._on_close is not None:
             self._on_close(self)
         if not self._is_copy:
-            self._outbox.check()
+            self.outbox.check()
 
     async def _settled(self) -> None:
         """Return when the callbacks of all batches whose outcome is known have run."""
@@ -272,22 +210,16 @@ class AsyncProducer(OfProcess):
         """Refuse every use: this is the copy in the child of a fork, which has no worker."""
         self._is_copy = True
         self._gate = Gate()
-        self._lock = threading.Lock()
-        for batch in self._outbox.everything():
-            batch.receipt.abandon(error)
-        self._outbox.fail(error)
+        self.outbox.abandon(error)
 
     @internal
     def on_exit(self, deadline: float) -> None:
         """Send what is there until a time of the monotonic clock, and report what is left."""
         self._warn_unclosed()
-        with self._lock:
-            self._outbox.close()
+        self.outbox.close()
         self._callers.finish(self._gate, deadline - time.monotonic())
         error = SbpError("the process ends before they are sent")
-        with self._lock:
-            left_counts = self._outbox.unsettled_counts()
-        for stream_id, left_count in left_counts.items():
+        for stream_id, left_count in self.outbox.unsettled_counts().items():
             report_lost(self._names[stream_id], left_count, error)
 
     async def __aenter__(self) -> Self:
@@ -309,8 +241,7 @@ class AsyncProducer(OfProcess):
                 f" make another one for stream {name}"
             )
         if self._is_begun:
-            with self._lock:
-                self._outbox.check_open()
+            self.outbox.check_open()
         target = await find_target(
             self._client,
             name,
@@ -319,9 +250,8 @@ class AsyncProducer(OfProcess):
         )
         if not self._is_begun:
             await self._begin(target)
-        with self._lock:
-            self._names[target.stream_id] = name
-            self._targets[stream] = target
+        self._names[target.stream_id] = name
+        self.targets[stream] = target
         return target
 
     async def _begin(self, target: Target) -> None:
@@ -330,16 +260,20 @@ class AsyncProducer(OfProcess):
         if self._producer_id is not None:
             committer = AsyncCommitter(self._client, self._producer_id, target.stream_id)
             await committer.begin()
-        with self._lock:
-            if self._is_begun:
-                return
-            self._committer = committer
-            self._is_begun = True
-            self._outbox.check_open()
-            use_here(self)
-            flush_at_exit(self)
-            self._callers.begin()
-            self._gate.start(self._run)
+        if self._is_begun:  # by another caller, since
+            return
+        self._committer = committer
+        self._is_begun = True
+        self.outbox.check_open()
+        use_here(self)
+        flush_at_exit(self)
+        self._callers.begin()
+        self._gate.start(self._run)
+
+    @internal
+    def notify(self) -> None:
+        """Tell the worker of a batch that was offered on another thread."""
+        self._callers.notify(self._gate)
 
     @internal
     async def make_room(self, stream: str | None, size_bytes: int = 0) -> Target:
@@ -347,18 +281,16 @@ class AsyncProducer(OfProcess):
 
         Asks the servers what is not known of the stream, and waits while the buffer is full.
         """
-        target = self._targets.get(stream) or await self._find(stream)
+        target = self.targets.get(stream) or await self._find(stream)
         if size_bytes > target.record_bytes_max:
-            target = self._targets[stream] = await enlarged(self._client, target, size_bytes)
-        while True:
-            with self._lock:
-                self._outbox.check_open()
-                if self._outbox.room_bytes > 0:
-                    return target
-                if not self._outbox.has_sealed:  # nothing would make room before it has lingered
-                    self._outbox.seal()
-                    self._gate.notify()
+            target = self.targets[stream] = await enlarged(self._client, target, size_bytes)
+        outbox = self.outbox
+        while outbox.room_bytes <= 0:
+            outbox.check_open()
+            if outbox.seal_if_idle():  # nothing else would make room before that has lingered
+                self._gate.notify()
             await self._gate.wait(None)
+        return target
 
     async def _run(self) -> None:
         """Append what is sent, until the producer is closed or fails."""
@@ -400,14 +332,12 @@ class AsyncProducer(OfProcess):
     async def _next_batches(self, *, may_wait: bool) -> list[Outgoing] | None:
         """Return what is to be sent now; None at the end. It is empty only if it may not wait."""
         while True:
-            with self._lock:
-                batches = self._outbox.take()
-                if batches or not may_wait:
-                    return batches
-                if self._outbox.state is State.CLOSED:
-                    return None
-                seconds = self._outbox.seconds_until_due()
-            await self._gate.wait(seconds)
+            batches = self.outbox.take()
+            if batches or not may_wait:
+                return batches
+            if self.outbox.state is State.CLOSED:
+                return None
+            await self._gate.wait(self.outbox.seconds_until_due())
 
     async def _encode(self, batch: Outgoing) -> bytes:
         await self._gate.breathe()
@@ -419,29 +349,23 @@ class AsyncProducer(OfProcess):
         self._on_stored(order, outcome.base_offset)
 
     def _on_stored(self, order: int, base_offset: int) -> None:
-        with self._lock:
-            number, batch = self._outbox.store(order)
+        number, batch = self.outbox.store(order)
 
         def settle() -> None:
             try:
                 self._settle(batch, base_offset)
             finally:
-                with self._lock:
-                    self._outbox.settle(number)
+                self.outbox.settle(number)
                 self._callers.notify(self._gate)
 
         self._callers.settle(settle)
 
     def _on_failed(self, stream_id: int, error: SbpError) -> None:
         error = with_message(error, f"stream {self._names[stream_id]}: ")
-        with self._lock:
-            lost = self._outbox.fail_stream(stream_id, error)
-        self._give_up(lost, error)
+        self._give_up(self.outbox.fail_stream(stream_id, error), error)
 
     def _fail(self, error: SbpError) -> None:
-        with self._lock:
-            lost = self._outbox.fail(error)
-        self._give_up(lost, error)
+        self._give_up(self.outbox.fail(error), error)
 
     def _give_up(self, lost: Sequence[Outgoing], error: SbpError) -> None:
         counts: Counter[int] = Counter()
@@ -467,8 +391,7 @@ class AsyncProducer(OfProcess):
 
     def _warn_unclosed(self) -> None:
         """Warn if records are left that nobody waited for."""
-        with self._lock:
-            record_count = self._outbox.unsettled_counts().total()
+        record_count = self.outbox.unsettled_counts().total()
         if record_count:
             warn_unclosed(self._called(), record_count, self)
 

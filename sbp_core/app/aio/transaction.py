@@ -12,8 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from sbp_core.app.aio.targets import enlarged, find_target
-from sbp_core.app.encoding import encode_collected, record_bytes
-from sbp_core.app.outbox import Collected
+from sbp_core.app.encoding import Collected, encode_collected, record_bytes
 from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import checked_timestamp_us
 from sbp_core.app.rows import Rows, Target, encode_given

@@ -133,7 +133,9 @@ class BatchIterator:
         return self
 
     def __next__(self) -> Batch:
-        batch = loop_thread().run(self._consumer.take_batch(self._hand))
+        batch = self._consumer.maybe_batch(self._hand)  # decoded on this thread
+        if batch is None:
+            batch = loop_thread().run(self._consumer.take_batch(self._hand))
         if batch is None:
             raise StopIteration
         return batch

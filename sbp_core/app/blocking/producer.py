@@ -35,6 +35,7 @@ class Producer(Unsendable):
 
     def __init__(self, producer: AsyncProducer) -> None:
         self._producer = producer
+        self._outbox, self._targets = producer.outbox, producer.targets
 
     @documented_as(AsyncProducer.send)
     def send(
@@ -47,15 +48,19 @@ class Producer(Unsendable):
         timestamp_us: int | datetime | None = None,
     ) -> Delivery:
         """Send a record; return the future of its offset. Waits while the buffer is full."""
-        producer = self._producer
-        while (taken := producer.offer(stream, value, key, headers, timestamp_us)) is None:
-            self._make_room(stream, record_bytes(value, key, headers))
+        target = self._targets.get(stream)
+        while (
+            target is None
+            or (taken := self._outbox.offer(target, value, key, headers, timestamp_us)) is None
+        ):
+            target = self._make_room(stream, record_bytes(value, key, headers))
+        if not taken[1]:
+            self._producer.notify()
         return Delivery(*taken)
 
     @documented_as(AsyncProducer.send_many)
     def send_many(self, rows: Rows, *, stream: str | None = None) -> Delivery:
         """Send rows; return the future of the last one: when it is done, all are."""
-        producer = self._producer
         target = self._make_room(stream)
         last = None
         for step in encode_given(rows, target, time.time_ns() // 1000):
@@ -63,8 +68,9 @@ class Producer(Unsendable):
                 if step > target.record_bytes_max:
                     target = self._make_room(stream, step)
                 continue
-            while not producer.offer_encoded(step):
+            while not self._outbox.offer_encoded(step):
                 self._make_room(stream)
+            self._producer.notify()
             last = step
         return Delivery(*NOTHING if last is None else (last.receipt, last.record_count - 1))
 
@@ -97,7 +103,7 @@ class Producer(Unsendable):
         self.close()
 
     def _make_room(self, stream: str | None, size_bytes: int = 0) -> Target:
-        if self._producer.is_full:
+        if self._outbox.room_bytes <= 0:
             check_may_wait("send() with a full buffer")
         return loop_thread().run(self._producer.make_room(stream, size_bytes))
 
