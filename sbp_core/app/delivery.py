@@ -92,11 +92,11 @@ _thread: Final = threading.local()
 
 
 def check_may_wait(call: str) -> None:
-    """Raise ConfigurationError for a call within a callback that would wait for the callback."""
+    """Raise ConfigurationError for a call within a callback of a producer that would wait."""
     if getattr(_thread, "is_calling_back", False):
         raise ConfigurationError(
-            f"{call} within a callback waits for the producer, which waits for the callback; note"
-            " what was delivered, and call it elsewhere"
+            f"{call} within a callback of a producer holds up that producer, for ever if it is the"
+            " one that is waited for; note what was delivered, and call it elsewhere"
         )
 
 

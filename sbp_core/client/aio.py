@@ -204,8 +204,7 @@ class AsyncClient(AsyncGroupMethods):
         """Create streams; return them in the order of `specs`.
 
         Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError;
-        other streams may be created nevertheless, and `on_created` is called with each that is,
-        on the loop.
+        other streams may be created nevertheless, and `on_created` is called with each that is.
         """
         return await metadata.create_streams(self._context, specs, on_created)
 
@@ -456,9 +455,9 @@ class AsyncClient(AsyncGroupMethods):
     ) -> AsyncAppender:
         """Return an appender, which sends batches while earlier ones wait for their answers.
 
-        The keywords are those of `append`, and `on_appended`, which is called on the loop, within
-        the methods of the appender, with the number of a batch, from 0 on in the order in which
-        they were given, and its outcome. A batch that fails ends the appender; with `on_failed`
+        The keywords are those of `append`, and `on_appended`, which is called within the methods of
+        the appender with the number of a batch, from 0 on in the order in which they were given,
+        and its outcome. A batch that fails ends the appender; with `on_failed`
         only its stream: that is called with the stream's id and the error, and later batches for
         the stream raise ConfigurationError. All other batches are appended once `flush` or `finish`
         returns. With a `writer` or a `transaction`, several frames of one stream are sent at a

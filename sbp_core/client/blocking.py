@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.facades import documented_as, internal
-from sbp_core.client.io.loop_thread import loop_thread
+from sbp_core.client.io.loop_thread import Callbacks, loop_thread
 from sbp_core.client.operations.appending import AsyncAppender, OnAppended, OnFailed
 from sbp_core.client.operations.calls import RetryPolicy
 from sbp_core.client.operations.numbering import Transaction, Writer
@@ -21,6 +21,8 @@ from sbp_core.client.types import (
     FetchOutcome,
     SchemaVersion,
     StoreCommit,
+    StreamInfo,
+    StreamSpec,
 )
 from sbp_core.errors import UnsupportedError
 
@@ -55,8 +57,9 @@ class Appender:
     the outcome of the batches in `unacknowledged` is not known.
     """
 
-    def __init__(self, appender: AsyncAppender) -> None:
+    def __init__(self, appender: AsyncAppender, callbacks: Callbacks) -> None:
         self._appender = appender
+        self._callbacks = callbacks
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
@@ -65,19 +68,22 @@ class Appender:
 
     def append(self, items: Sequence[AppendItem]) -> None:
         """Send batches; return when all are sent, and most are answered. Raises SbpError."""
-        loop_thread().run(self._appender.append(items))
+        self._run(self._appender.append(items))
 
     def flush(self) -> None:
         """Return when everything is appended that was given; more may follow. Raises SbpError."""
-        loop_thread().run(self._appender.flush())
+        self._run(self._appender.flush())
 
     def finish(self) -> None:
         """Return when everything is appended; it is over then. Raises SbpError."""
-        loop_thread().run(self._appender.finish())
+        self._run(self._appender.finish())
 
     def close(self) -> None:
         """Give up what is not appended. Idempotent."""
-        loop_thread().run(self._appender.close())
+        self._run(self._appender.close())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        loop_thread().run(work, callbacks=self._callbacks)
 
     def __enter__(self) -> Self:
         return self
@@ -143,7 +149,6 @@ class Client:
     describe_streams = _blocking(AsyncClient.describe_streams)
     find_streams = _blocking(AsyncClient.find_streams)
     list_streams = _blocking(AsyncClient.list_streams)
-    create_streams = _blocking(AsyncClient.create_streams)
     delete_streams = _blocking(AsyncClient.delete_streams)
     update_streams = _blocking(AsyncClient.update_streams)
     describe_properties = _blocking(AsyncClient.describe_properties)
@@ -180,6 +185,19 @@ class Client:
 
     close = _blocking(AsyncClient.close)
 
+    @documented_as(AsyncClient.create_streams)
+    def create_streams(
+        self,
+        specs: Sequence[StreamSpec],
+        *,
+        on_created: Callable[[StreamInfo], None] | None = None,
+    ) -> list[StreamInfo]:
+        """Create streams; return them in the order of `specs`."""
+        callbacks = Callbacks()
+        call_back = None if on_created is None else callbacks.of(on_created)
+        work = self.on_loop.create_streams(specs, on_created=call_back)
+        return loop_thread().run(work, callbacks=callbacks)
+
     @documented_as(AsyncClient.appender)
     def appender(
         self,
@@ -191,15 +209,15 @@ class Client:
         on_failed: OnFailed | None = None,
     ) -> Appender:
         """Return an appender, which sends batches while earlier ones wait for their answers."""
-        return Appender(
-            self.on_loop.appender(
-                retry_unknown=retry_unknown,
-                writer=writer,
-                transaction=transaction,
-                on_appended=on_appended,
-                on_failed=on_failed,
-            )
+        callbacks = Callbacks()
+        appender = self.on_loop.appender(
+            retry_unknown=retry_unknown,
+            writer=writer,
+            transaction=transaction,
+            on_appended=None if on_appended is None else callbacks.of(on_appended),
+            on_failed=None if on_failed is None else callbacks.of(on_failed),
         )
+        return Appender(appender, callbacks)
 
     @documented_as(AsyncClient.fetch)
     def fetch(

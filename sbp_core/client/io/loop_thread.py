@@ -16,8 +16,10 @@ import selectors
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Executor
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _CANCEL_SECONDS: Final = 1.0
@@ -54,6 +56,32 @@ class _Loop(asyncio.SelectorEventLoop):
         return asyncio.wrap_future(done, loop=self)
 
 
+class Callbacks:
+    """Runs the callbacks of a call on the thread that waits for the call.
+
+    A callback may use a blocking client there, which it cannot on the loop.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], object] | concurrent.futures.Future[Any]]
+        self._calls = queue.SimpleQueue()
+
+    def of(self, callback: Callable[P, object]) -> Callable[P, None]:
+        """Return what to call on the loop in place of a callback."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            self._calls.put(partial(callback, *args, **kwargs))
+
+        return call
+
+    def run_until(self, ended: concurrent.futures.Future[Any]) -> None:
+        """Run callbacks until the call has ended, and all of its callbacks have run."""
+        ended.add_done_callback(self._calls.put)
+        while (call := self._calls.get()) is not ended:
+            if callable(call):
+                call()
+
+
 class LoopThread:
     """An event loop that runs until the process ends."""
 
@@ -63,10 +91,16 @@ class LoopThread:
         self._thread = threading.Thread(target=run, name="sbp-client", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """Return the result of a coroutine. It is cancelled if its caller is interrupted.
+    def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        seconds: float | None = None,
+        callbacks: Callbacks | None = None,
+    ) -> T:
+        """Return the result of a coroutine; `callbacks` run on this thread before that.
 
-        Raises TimeoutError, and cancels it, after some `seconds`.
+        The coroutine is cancelled if its caller is interrupted, or a callback raises. Raises
+        TimeoutError, and cancels it, after some `seconds`.
         """
         self._check_caller(work.close)
         ended = threading.Event()
@@ -79,18 +113,22 @@ class LoopThread:
 
         future = asyncio.run_coroutine_threadsafe(watched(), self.loop)
         try:
+            if callbacks is not None:
+                callbacks.run_until(future)
             return future.result(seconds)
         except BaseException:
             if future.cancel():  # what is called next must not meet it half way
                 ended.wait(_CANCEL_SECONDS)
+                if callbacks is not None:
+                    callbacks.run_until(future)
             raise
 
     def _check_caller(self, give_up: Callable[[], object]) -> None:
         if threading.current_thread() is self._thread:
             give_up()
             raise RuntimeError(
-                "a callback of a blocking client called a blocking client, and would wait for"
-                " itself: hand the work to another thread"
+                "code on the event loop of the blocking clients called a blocking client, and"
+                " would wait for itself: hand the work to another thread"
             )
 
     def iterate(self, items: AsyncGenerator[T]) -> Generator[T, None, None]:

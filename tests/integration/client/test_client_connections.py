@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import threading
+from unittest.mock import ANY
 
 import pytest
 
@@ -18,6 +19,7 @@ from sbp_core.client import (
     Writer,
 )
 from sbp_core.client.io.aio_transport import AsyncConnection
+from sbp_core.client.io.loop_thread import loop_thread
 from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.types import Connecting
 from sbp_core.errors import (
@@ -40,6 +42,7 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from tests.support.client import BlockingDriver
 from tests.support.clock import until
+from tests.support.cluster import rows_batch
 from tests.support.scripted_peer import (
     NO_RETRY,
     Exchange,
@@ -257,13 +260,33 @@ def test_a_call_on_a_connection_that_died_ungreeted_was_not_sent(peer) -> None:
     asyncio.run(body())
 
 
-def test_a_callback_on_the_loop_may_not_wait_for_the_loop(client) -> None:
-    def call_back(created) -> None:
+def test_code_on_the_loop_may_not_wait_for_the_loop(client) -> None:
+    async def body() -> None:
         for call in (client.list_streams, lambda: list(client.fetch([FetchItem(1, 0, None, 1)]))):
             with pytest.raises(RuntimeError, match="would wait for itself"):
                 call()
-        called.append(created)
 
-    called: list[StreamInfo] = []
-    client.create_streams([StreamSpec(None)], on_created=call_back)
-    assert len(called) == 1
+    loop_thread().run(body())
+
+
+def test_callbacks_run_where_the_client_can_be_used(client) -> None:
+    def call_back(*outcome) -> None:
+        called.append((threading.current_thread(), outcome[-1], client.list_streams()))
+
+    called: list[tuple[threading.Thread, StreamInfo | AppendOutcome, list[StreamInfo]]] = []
+    (info,) = client.create_streams([StreamSpec(None)], on_created=call_back)
+    with client.appender(writer=Writer(), on_appended=call_back) as appender:
+        appender.append([AppendItem(info.stream_id, rows_batch([b"x"]))])
+        appender.finish()
+    assert [outcome for _, outcome, _ in called] == [info, AppendOutcome(info.stream_id, 0, ANY)]
+    assert all(thread is threading.current_thread() for thread, _, _ in called)
+    assert all(info in streams for _, _, streams in called)
+
+
+def test_a_callback_that_raises_ends_the_call(client) -> None:
+    def call_back(_: StreamInfo) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        client.create_streams([StreamSpec(None)], on_created=call_back)
+    assert client.ping() > 0
