@@ -77,8 +77,8 @@ class _Grant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise ConfigurationError(f"the grant to {self.subject!a}: {error}") from error
 
 
-class _Wanted(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    streams: dict[str, _Stream] = {}
+class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    streams: dict[str, dict[str, Any]] = {}
     grants: list[_Grant] = []
 
 
@@ -106,9 +106,9 @@ def apply(options: ClientOptions, file: str, *, dry_run: bool) -> int:
 
     Everything is checked before anything is changed. Quotas are settings of the servers.
     """
-    wanted = _read(Path(file))
+    streams, grants = _read(Path(file))
     with connect(options) as client:
-        changes = [*_stream_changes(client, wanted.streams), *_grant_changes(client, wanted.grants)]
+        changes = [*_stream_changes(client, streams), *_grant_changes(client, grants)]
         for each in changes:
             if not dry_run:
                 each.make(client)
@@ -122,14 +122,20 @@ def apply(options: ClientOptions, file: str, *, dry_run: bool) -> int:
     return 0
 
 
-def _read(path: Path) -> _Wanted:
+def _read(path: Path) -> tuple[dict[str, _Stream], list[_Grant]]:
+    at = f"{path}"
+    streams: dict[str, _Stream] = {}
     try:
         text = read_regular(path, limits.SMALL_FILE_BYTES_MAX).decode("utf-8")
-        return msgspec.toml.decode(text, type=_Wanted)
+        found = msgspec.toml.decode(text, type=_File)
+        for name, table in found.streams.items():
+            at = f"{path}: stream {one_line(name)}"
+            streams[name] = msgspec.convert(table, _Stream)
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
+        raise ConfigurationError(f"{at}: {error.strerror}") from error
     except ValueError as error:  # also what is no TOML, or has other keys
-        raise ConfigurationError(f"{path}: {error}") from error
+        raise ConfigurationError(f"{at}: {error}") from error
+    return streams, found.grants
 
 
 def _stream_changes(client: Client, wanted: Mapping[str, _Stream]) -> Iterator[_Change]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import click
@@ -75,16 +76,18 @@ def balance(options: ClientOptions, *, yes: bool, rate: int) -> int:
     ranges are led, or few replicas are; then sealed ranges with several replicas are copied to
     servers that store less. Appends go on. Without --yes it is only shown what would happen.
 
-    An interrupt leaves replicas too many, at most: call it again to go on.
+    While records are appended the shares change: a second call may find more to move. An interrupt
+    leaves replicas too many, at most: call it again to go on.
     """
-    with connect(options, _PATIENT) as client:
+    with connect(options, _PATIENT) as client, _resumable():
         servers, ranges = read_servers(client), read_ranges(client)
         moves = plan_balance(servers, ranges)
         if options.json:
             _write_moves(moves, is_done=False)
         else:
             _show_shares(servers, shares(ranges), shares(ranges, moves))
-            write_line(f"to move: {_summary(moves)}" if moves else "the cluster is balanced")
+            text = f"to move: {_summary(moves, 'to copy')}" if moves else "the cluster is balanced"
+            write_line(text)
         if moves and not yes and not options.json:
             write_line("nothing is moved yet: repeat this with --yes")
         has_failed = False
@@ -116,7 +119,7 @@ def move(options: ClientOptions, stream: str, *, server_ids: tuple[int, ...], ra
     The stream goes on there in a new range, and its sealed ranges with several replicas are copied.
     Sealed ranges with one replica stay where they are. `sbp cluster` lists the servers.
     """
-    with connect(options, _PATIENT) as client:
+    with connect(options, _PATIENT) as client, _resumable():
         info = find_stream(client, stream)
         ranges = read_ranges(client, [info.stream_id])
         moves = plan_stream(ranges, server_ids)
@@ -132,6 +135,16 @@ def move(options: ClientOptions, stream: str, *, server_ids: tuple[int, ...], ra
                 " such ranges stay where they are until they are trimmed"
             )
     return _FAILED if has_failed else 0
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say how to go on if the body is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        write_notice("interrupted: not all ranges are moved; repeat the command to go on")
+        raise
 
 
 def _run(client: Client, moves: Sequence[Move], rate: int, *, is_json: bool) -> bool:
@@ -156,7 +169,7 @@ def _run(client: Client, moves: Sequence[Move], rate: int, *, is_json: bool) -> 
         for stream_id, error in errors.items():
             write_json({"stream_id": stream_id, "error": str(error)})
     else:
-        write_line(f"moved: {_summary(done)}" if done else "nothing was moved")
+        write_line(f"moved: {_summary(done, 'copied')}" if done else "nothing was moved")
         if errors:
             first = next(iter(errors.values()))
             write_notice(f"{counted(len(errors), 'stream')} not moved: {first}")
@@ -168,12 +181,12 @@ def _write_moves(moves: Sequence[Move], *, is_done: bool) -> None:
         write_json({**each._asdict(), "done": is_done})
 
 
-def _summary(moves: Sequence[Move]) -> str:
+def _summary(moves: Sequence[Move], size_is: str) -> str:
     opened = sum(each.range_index == OPEN for each in moves)
     sealed, size = len(moves) - opened, sum(each.copied_bytes for each in moves)
     parts = [f"{counted(opened, 'stream')} to a new range"] if opened else []
     if sealed:
-        parts.append(f"{counted(sealed, 'sealed range')} ({round_size(size)} to copy)")
+        parts.append(f"{counted(sealed, 'sealed range')} ({round_size(size)} {size_is})")
     return " and ".join(parts)
 
 

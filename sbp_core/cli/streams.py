@@ -336,6 +336,7 @@ def update(
         checked_new_name(rename)
     with connect(options) as client:
         _check_replicas(client, replicas or 1, ack_count)
+        before = _properties(client, change.stream) if removed else {}
         (info,) = client.update_streams([change])
         if replicas is not None:
             _warn_of_missing(client, replicas)
@@ -343,9 +344,15 @@ def update(
     if info.replica_count > 1:
         text += f", replicas {_replicas(info)}"
     for key, value in changed.items():
-        text += f", {key} removed" if value is None else f", {key} = {one_line(value)}"
+        gone = "removed" if key in before else "is not there"
+        text += f", {key} {gone}" if value is None else f", {key} = {one_line(value)}"
     write_result(asdict(info), text, is_json=options.json)
     return 0
+
+
+def _properties(client: Client, ref: int | str) -> dict[str, str]:
+    (info,) = client.describe_streams([ref])
+    return client.describe_properties([info.stream_id])[info.stream_id]
 
 
 def _named_once(present: Sequence[tuple[str, str]], absent: Sequence[str]) -> dict[str, str | None]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, NamedTuple
+
+import msgspec
 
 from sbp_core import limits
 from sbp_core.access.credentials import BearerToken, Credentials
@@ -87,6 +89,17 @@ class StreamUpdate:
     ack_count: int | None = None
     properties: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     expected_properties: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+
+
+def check_types(given: StreamSpec | StreamUpdate) -> None:
+    """Raise ConfigurationError if a field has a value of another type than it is declared with."""
+    try:
+        values = {each.name: getattr(given, each.name) for each in fields(given)}
+        msgspec.convert(values, type(given))
+    except (msgspec.ValidationError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{type(given).__name__}: {error}; it is {given!r:.300}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def test_a_file_is_applied_once(apply, sbp):
         ("7d", "7x", "stream fresh: '7x' is not 0 or a time"),
         ("retention_size", "size", "unknown field `size`"),
         ("int64", "int65", "stream fresh: "),
-        ("replicas = 1", "replicas = 0", "Expected `int` >= 1"),
+        ("replicas = 1", "replicas = 0", "stream fresh: Expected `int` >= 1 - at `$.replicas`"),
         ('"append"', '"fly"', "the grant to 'CN=etl,O=Acme'"),
         ("[streams.fresh", "[quotas]\n[streams.fresh", "unknown field `quotas`"),
         ("[[grants]]", "[[grants", "cluster.toml: "),

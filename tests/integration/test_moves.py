@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 
 import pytest
 
@@ -23,6 +24,7 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status
 from tests.support.clock import until
 from tests.support.cluster import NO_FALSE_ALARM, append, hosted_at, read_all, rows_batch, run, seal
+from tests.support.warm import sbp
 
 STREAM_COUNT = 8
 STREAMS = [StreamSpec(f"s-{number}", replica_count=3) for number in range(STREAM_COUNT)]
@@ -126,6 +128,32 @@ def test_a_stream_moves_with_what_is_staged_in_it(tmp_path, capsys):
         status, lines = await command(cluster, capsys, *few)
         assert status == 1
         assert "1 stream not moved: the stream has 3 replicas, and range servers" in lines[-1]
+
+    run(tmp_path, body, **NO_FALSE_ALARM)
+
+
+def test_an_interrupted_move_says_how_it_goes_on(tmp_path):
+    async def body(cluster, client):
+        (stream,) = await client.create_streams(STREAMS[:1])
+        stream_id = stream.stream_id
+        for _ in range(2):
+            await append(client, stream_id, bytes(200_000))
+            await seal(cluster, stream_id)
+        await add_server(cluster, tmp_path)
+        by_address = {each.endpoint: each.server_id for each in await client.range_servers()}
+        first = (await client.list_ranges([stream_id]))[stream_id][0]
+        added = cluster._range_servers[-1].endpoint
+        target = ",".join(str(by_address[each]) for each in (added, *first.servers[1:]))
+        words = ("streams", "move", "s-0", "--to", target, "--rate", "1KiB")
+        with (tmp_path / "errors").open("wb") as errors:
+            process = sbp(*words, "--endpoint", cluster.endpoints.pd, stderr=errors)
+        async with asyncio.timeout(60):  # then the second sealed range waits for 200 s
+            while added not in (await client.list_ranges([stream_id]))[stream_id][0].servers:
+                assert process.poll() is None
+                await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.wait, 30) == 130
+        assert "repeat the command to go on" in (tmp_path / "errors").read_text()
 
     run(tmp_path, body, **NO_FALSE_ALARM)
 

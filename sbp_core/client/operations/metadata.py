@@ -27,7 +27,7 @@ from sbp_core.client.operations.range_placement import (
     missing,
     refresh,
 )
-from sbp_core.client.types import StreamInfo, StreamSpec
+from sbp_core.client.types import StreamInfo, StreamSpec, check_types
 from sbp_core.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -308,6 +308,7 @@ async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
 
 def check_spec(spec: StreamSpec) -> None:
     """Raise ConfigurationError unless a stream can be created like that."""
+    check_types(spec)
     if spec.name is not None and (not _NAME.fullmatch(spec.name) or spec.name in {".", ".."}):
         raise ConfigurationError(
             f"stream name {spec.name[:300]!r} is not allowed: write 1 to"

@@ -25,7 +25,14 @@ from sbp_core.client.operations.range_placement import (
     range_info,
     stream_weight,
 )
-from sbp_core.client.types import RangeInfo, SchemaVersion, StreamInfo, StreamSpec, StreamUpdate
+from sbp_core.client.types import (
+    RangeInfo,
+    SchemaVersion,
+    StreamInfo,
+    StreamSpec,
+    StreamUpdate,
+    check_types,
+)
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -75,6 +82,7 @@ async def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> l
     sent again if its answer was lost: the outcome of the error is UNKNOWN then.
     """
     for update in updates:
+        check_types(update)
         check_spec(
             StreamSpec(
                 update.name,

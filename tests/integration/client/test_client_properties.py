@@ -134,6 +134,22 @@ def test_nothing_is_sent_to_a_server_that_would_ignore_a_condition(make, peer) -
         assert peer.seen(opcode) == []
 
 
+@pytest.mark.parametrize(
+    ("operation", "wrong", "fault"),
+    [
+        ("create_streams", StreamSpec(5), r"StreamSpec: .* got `int` - at `\$.name`"),
+        ("create_streams", StreamSpec("new", "3"), r"Expected `int`, got `str`"),
+        ("create_streams", StreamSpec("new", properties={"a": 1}), r"at `\$.properties\[...\]`"),
+        ("update_streams", StreamUpdate("orders", properties=None), "StreamUpdate: .*properties"),
+        ("update_streams", StreamUpdate("orders", properties={1: "a"}), "`str`, got `int`"),
+        ("update_streams", StreamUpdate(1.5), r"StreamUpdate\(stream=1.5"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(make, peer, operation, wrong, fault) -> None:
+    with pytest.raises(ConfigurationError, match=fault):
+        make(peer.endpoint).do(operation, [wrong])
+
+
 @pytest.mark.parametrize("value", ["\ud800", "\u20ac" * 342])
 def test_a_value_that_no_stream_can_have_is_refused_before_anything_is_sent(
     make, server, value
