@@ -107,11 +107,8 @@ async def _describe_open(
 
 
 async def stream_bounds(context: Context, stream_ids: Sequence[int]) -> list[StreamBounds]:
-    """Return where each stream begins and ends now, in the order of `stream_ids`.
-
-    The begin comes from the placement driver, the end of an open range from its primary server
-    (SPEC "DESCRIBE_RANGE"): one frame per server. Raises NotFoundError naming the missing streams.
-    """
+    """Return where each stream begins and ends now, in the order of `stream_ids`."""
+    # SPEC "DESCRIBE_RANGE"
     check_errors(await revalidate(context, stream_ids))
     attempts = Attempts(context, context.now_ms())
     bounds = Bounds(context.router)

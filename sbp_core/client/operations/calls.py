@@ -355,10 +355,8 @@ async def ask(
 async def placement_drivers(
     context: Context, asker: RangeServer | None = None
 ) -> list[PlacementDriverInfo]:
-    """Return the placement drivers of the cluster (SPEC "DESCRIBE_PD_CLUSTER").
-
-    They are remembered, and asked when the leader is unavailable.
-    """
+    """Return the placement drivers of the cluster; `asker` is the range server that asks."""
+    # SPEC "DESCRIBE_PD_CLUSTER"
     header = DescribePlacementDriverClusterRequest(asker, context.timeout_ms)
     answers = await ask(
         context, Opcode.DESCRIBE_PD_CLUSTER, header, DescribePlacementDriverClusterResponse
@@ -369,7 +367,8 @@ async def placement_drivers(
 
 
 async def describe_cluster(context: Context) -> ClusterInfo:
-    """Return the range servers that the cluster ever had, by id (SPEC "DESCRIBE_SERVERS")."""
+    """Return the range servers, and what the open ranges of all streams lack."""
+    # SPEC "DESCRIBE_SERVERS"
     header = DescribeServersRequest(context.timeout_ms)
     answers = await ask(context, Opcode.DESCRIBE_SERVERS, header, DescribeServersResponse)
     servers = [
@@ -406,10 +405,7 @@ async def describe_cluster(context: Context) -> ClusterInfo:
 
 
 async def explain_missing(context: Context, replica_count: int) -> str | None:
-    """Return why a stream gets fewer replicas than these now, and the remedy; None if it does not.
-
-    None also if the placement driver does not tell which range servers there are.
-    """
+    """Return why a stream gets fewer replicas than these now, and the remedy; None if not."""
     if replica_count <= 1:
         return None
     try:
@@ -427,14 +423,21 @@ async def explain_missing(context: Context, replica_count: int) -> str | None:
     )
 
 
-async def drain_servers(context: Context, server_ids: Sequence[int], *, is_cancelled: bool) -> None:
-    """Let range servers get rid of their ranges, or keep them (SPEC "DRAIN_SERVERS")."""
+async def drain_servers(
+    context: Context, server_ids: Sequence[int], *, is_cancelled: bool = False
+) -> None:
+    """Let range servers get no ranges any more, and copy theirs to others; or cancel that.
+
+    Returns before it is done. Raises NotFoundError for an unknown id.
+    """
+    # SPEC "DRAIN_SERVERS"
     header = DrainServersRequest(context.timeout_ms, tuple(server_ids), is_cancelled)
     await ask(context, Opcode.DRAIN_SERVERS, header, DrainServersResponse)
 
 
-async def list_grants(context: Context, subject: str | None) -> list[Grant]:
-    """Return what a subject may do, or all (SPEC "LIST_GRANTS")."""
+async def list_grants(context: Context, subject: str | None = None) -> list[Grant]:
+    """Return what a subject may do, or all subjects, by subject, right and pattern."""
+    # SPEC "LIST_GRANTS"
     header = ListGrantsRequest(context.timeout_ms, subject)
     answers = await ask(context, Opcode.LIST_GRANTS, header, ListGrantsResponse)
     return [
@@ -444,8 +447,14 @@ async def list_grants(context: Context, subject: str | None) -> list[Grant]:
     ]
 
 
-async def change_grants(context: Context, grants: Sequence[Grant], *, is_revoked: bool) -> None:
-    """Add grants, or take them away (SPEC "CHANGE_GRANTS")."""
+async def change_grants(
+    context: Context, grants: Sequence[Grant], *, is_revoked: bool = False
+) -> None:
+    """Grant rights, or revoke them: all or none. It may be repeated.
+
+    Raises InvalidRequestError for what cannot be granted.
+    """
+    # SPEC "CHANGE_GRANTS"
     tables = tuple(GrantTable(each.subject, each.right, each.pattern) for each in grants)
     header = ChangeGrantsRequest(context.timeout_ms, tables, is_revoked)
     await ask(context, Opcode.CHANGE_GRANTS, header, ChangeGrantsResponse)
@@ -462,10 +471,8 @@ async def exchange(open_calls: OpenCalls, call: Call) -> list[Frame]:
 
 
 async def ping(context: Context) -> float:
-    """Measure a round trip to the placement driver in ms (SPEC "PING").
-
-    Not retried, but a driver that is down is passed over where several were given.
-    """
+    """Return the time in ms of one round trip to the placement driver."""
+    # SPEC "PING"
     tried: set[str] = set()
     while True:
         begin_ms = context.now_ms()

@@ -35,10 +35,14 @@ async def join_group(
     session_timeout_ms: int = group_limits.GROUP_SESSION_MS,
     handover_timeout_ms: int = group_limits.GROUP_HANDOVER_MS,
 ) -> Membership:
-    """Become a member of a group (SPEC "JOIN_GROUP"), with a new id unless one is given.
+    """Become a member of a group that reads the streams whose names match, with others.
 
-    Raises InvalidRequestError for names, patterns and timeouts that are not allowed.
+    `patterns` are names, begins of names followed by `*`, or `*`. A member that is silent for
+    its session timeout is expelled, and one that does not give a stream up within its hand-over
+    timeout. With the `member_id` of a member its patterns and timeouts are changed. Raises
+    UnsupportedError if the placement driver knows no members.
     """
+    # SPEC "JOIN_GROUP"
     member_id = member_id or f"{context.random.getrandbits(128):032x}"
     header = JoinGroupRequest(
         context.timeout_ms,
@@ -58,10 +62,14 @@ async def join_group(
 async def group_heartbeat(
     context: Context, membership: Membership, held: Collection[int]
 ) -> Membership:
-    """Stay a member that holds these streams (SPEC "GROUP_HEARTBEAT"); return what it is to read.
+    """Stay a member; return what it is to read from now on.
 
-    It is tried for one session timeout. Raises MemberUnknownError.
+    `held` are the streams, by id, of which anything is still being read or processed. Streams
+    that are in it and not in the result are to be given up: commit what was processed, and
+    leave them out of the next call, at once. It is retried for one session timeout. Raises
+    MemberUnknownError: others may read the streams already.
     """
+    # SPEC "GROUP_HEARTBEAT"
     session_ms = membership.session_timeout_ms
     budget_ms = min(context.policy.budget_ms, session_ms)
     context = replace(
@@ -86,13 +94,18 @@ async def group_heartbeat(
 
 
 async def leave_group(context: Context, group: str, member_id: str) -> None:
-    """Let a member leave its group (SPEC "LEAVE_GROUP"); nothing happens if it is none."""
+    """Let a member leave, which reads nothing any more; others get its streams at once.
+
+    Nothing happens if it is not a member.
+    """
+    # SPEC "LEAVE_GROUP"
     header = LeaveGroupRequest(context.timeout_ms, group, member_id)
     await ask(context, Opcode.LEAVE_GROUP, header, LeaveGroupResponse, feature=FeatureName.GROUPS)
 
 
 async def describe_group(context: Context, group: str) -> GroupDescription:
-    """Return the members of a group (SPEC "DESCRIBE_GROUP"), none if it has none."""
+    """Return the members of a group, and the streams of each."""
+    # SPEC "DESCRIBE_GROUP"
     header = DescribeGroupRequest(context.timeout_ms, group)
     answers = await ask(
         context, Opcode.DESCRIBE_GROUP, header, DescribeGroupResponse, feature=FeatureName.GROUPS

@@ -65,9 +65,9 @@ REPLICA_COUNT_MAX: Final = 127
 async def describe_streams(context: Context, refs: Sequence[int | str]) -> list[StreamInfo]:
     """Return the metadata of streams given by id (int) or name (str), in that order.
 
-    SPEC "DESCRIBE_STREAMS". Raises NotFoundError naming all that are missing, UnsupportedError when
-    a server does not know names.
+    Raises NotFoundError naming all that are missing.
     """
+    # SPEC "DESCRIBE_STREAMS"
     found = await _find(context, refs)
     absent = [ref for ref in dict.fromkeys(refs) if ref not in found]
     if absent:
@@ -76,10 +76,8 @@ async def describe_streams(context: Context, refs: Sequence[int | str]) -> list[
 
 
 async def find_streams(context: Context, refs: Sequence[int | str]) -> list[StreamInfo]:
-    """Return the metadata of those streams that the placement driver knows, in any order.
-
-    SPEC "DESCRIBE_STREAMS".
-    """
+    """Return the metadata of those streams, by id or name, that exist, in any order."""
+    # SPEC "DESCRIBE_STREAMS"
     found = await _find(context, refs)
     return list({info.stream_id: info for info in found.values()}.values())
 
@@ -103,11 +101,8 @@ async def _find(context: Context, refs: Sequence[int | str]) -> dict[int | str, 
 async def describe_properties(
     context: Context, stream_ids: Sequence[int]
 ) -> dict[int, dict[str, str]]:
-    """Return the properties of streams, by id and key.
-
-    SPEC "DESCRIBE_STREAMS": servers without the extension know no properties. Raises NotFoundError
-    naming the missing streams.
-    """
+    """Return the properties of streams, by id and key. Raises NotFoundError."""
+    # SPEC "DESCRIBE_STREAMS"
     found: dict[int, dict[str, str]] = {}
     for chunk in chunks(list(dict.fromkeys(stream_ids)), _DESCRIBED_PROPERTIES_MAX):
         header = DescribeStreamsRequest(
@@ -153,15 +148,15 @@ async def list_streams(context: Context) -> list[StreamInfo]:
 async def create_streams(
     context: Context,
     specs: Sequence[StreamSpec],
+    *,
     on_created: Callable[[StreamInfo], None] | None = None,
 ) -> list[StreamInfo]:
-    """Create streams; return them in the order of `specs` (SPEC "CREATE_STREAMS").
+    """Create streams; return them in the order of `specs`.
 
-    Waits while no range server can take a range: each reports itself soon after a start. Raises
-    ConfigurationError for what no server would take, AlreadyExistsError for a name in use,
-    NoRangeServerError when all tries failed. The others of the same call may be created
-    nevertheless: `on_created` is called with each that is.
+    Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError;
+    other streams may be created nevertheless, and `on_created` is called with each that is.
     """
+    # SPEC "CREATE_STREAMS"
     for spec in specs:
         check_spec(spec)
     created: list[StreamInfo] = []
@@ -232,10 +227,11 @@ async def _create(
 async def record_bytes_max(context: Context, stream_ids: Collection[int]) -> dict[int, int]:
     """Return how many bytes a record of each stream may have, by stream id.
 
-    SPEC "HEARTBEAT", extension: servers without it accept RECORD_BYTES_MAX. A server that does not
-    answer now counts as one with the largest setting: the APPEND that follows reports the server,
-    or is refused by it. Raises NotFoundError naming the missing streams.
+    It is the setting record_bytes_max of the range server of the stream, or the largest one
+    that there can be if the server does not answer now. Raises NotFoundError naming all missing
+    streams.
     """
+    # SPEC "HEARTBEAT"
     check_errors(await locate(context, stream_ids))
     servers: dict[int, str] = {}
     for stream_id in stream_ids:
@@ -264,13 +260,12 @@ def _record_bytes(reply: Reply) -> int:
 
 
 async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
-    """Delete streams given by id or name (SPEC "DELETE_STREAMS").
+    """Delete streams given by id or name, all or none.
 
-    The placement driver deletes them; then the range servers are asked to refuse appends. A range
-    server that is down learns it from the placement driver later.
-
-    Raises NotFoundError naming all that are missing; nothing is deleted then.
+    A range server that is down learns it from the placement driver later. Raises NotFoundError
+    naming all that are missing.
     """
+    # SPEC "DELETE_STREAMS"
     infos = await describe_streams(context, refs)
     stream_ids = list(dict.fromkeys(info.stream_id for info in infos))
     await refresh(context, stream_ids)

@@ -62,15 +62,19 @@ class TimedOffset:
 async def lookup_offsets(
     context: Context,
     timestamps: Mapping[int, int],
-    start_offsets: Mapping[int, int],
-    timeout_ms: int | None,
+    *,
+    start_offsets: Mapping[int, int] | None = None,
+    timeout_ms: int | None = None,
 ) -> dict[int, int]:
-    """Return for each stream, by id, the first record appended at a time, in us (UTC), or later.
+    """Return for each stream, by id, where to start for what was appended since a time.
 
-    The first one in the order of offsets, of those from its start offset on, if it has one; the
-    tail where there is none. Times are those of the range servers, in whole ms. Raises
-    ConfigurationError for a time before 1970, NotFoundError naming the missing streams.
+    Times in us (UTC), by the clocks of the range servers, which count in ms. The answer is the
+    first record, in the order of offsets, that was appended then or later, or else the tail.
+    For a stream in `start_offsets` only records from there on count, and only the servers of
+    ranges that end behind it are asked. With a `timeout_ms` servers are not waited for any
+    longer: streams that they have ranges of are left out.
     """
+    start_offsets = start_offsets or {}
     wanted = {
         stream_id: LookupOffsetInfo(
             stream_id=stream_id,
@@ -84,12 +88,12 @@ async def lookup_offsets(
 
 
 async def append_times(
-    context: Context, offsets: Mapping[int, int], timeout_ms: int | None
+    context: Context, offsets: Mapping[int, int], *, timeout_ms: int | None = None
 ) -> dict[int, int | None]:
     """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
 
-    That of the first record which is left, if the offset was trimmed; None at the tail and beyond.
-    Raises ConfigurationError for what is no offset, NotFoundError naming the missing streams.
+    If that one was trimmed, when the first one left was; None at the tail and beyond. With a
+    `timeout_ms` streams whose servers take longer are left out.
     """
     wanted = {
         stream_id: LookupOffsetInfo(stream_id=stream_id, start_offset=_check(offset, "offset"))
@@ -314,18 +318,20 @@ async def commit_cursors(
     context: Context,
     group: str,
     offsets: Mapping[int, int],
+    *,
     membership: Membership | None = None,
     expected: Mapping[int, int] | None = None,
 ) -> None:
-    """Set the offsets that a group reads next, by stream id; NO_CURSOR forgets one.
+    """Remember the offsets that a consumer group reads next, by stream id; durably.
 
-    A cursor with an `expected` offset, or NO_CURSOR, is set only if it is there: else
-    ConditionFailedError. Such a commit is not sent again if its answer was lost: the outcome of the
-    error is UNKNOWN then.
+    Offsets may go back. NO_CURSOR forgets a cursor. Raises NotFoundError naming the missing
+    streams. While a group has members, one of them has to commit, with its `membership`: that
+    raises MemberUnknownError if it is no longer a member, StreamNotHeldError for a stream that
+    it does not hold. The cursors of other streams are set nevertheless.
 
-    Raises ConfigurationError for what is no offset, InvalidRequestError for a group's name that is
-    not allowed, MemberUnknownError, StreamNotHeldError for a stream that the member does not hold,
-    NotFoundError naming the missing streams. The others are set nevertheless.
+    With `expected`, offsets by stream id, a cursor that is elsewhere is not set: that raises
+    ConditionFailedError, with the `current_offset`. NO_CURSOR expects that there is none. If
+    the answer is lost the outcome is UNKNOWN, and nothing is sent again: see what is committed.
     """
     expected = expected or {}
     if not expected.keys() <= offsets.keys():
@@ -375,11 +381,7 @@ async def commit_cursors(
 async def describe_cursors(
     context: Context, group: str, stream_ids: Sequence[int] = ()
 ) -> list[CursorInfo]:
-    """Return a group's cursors: those of the streams named, in that order, or all by stream id.
-
-    A stream without a cursor is left out. Raises InvalidRequestError for a group's name that is not
-    allowed.
-    """
+    """Return the cursors that a group has, all of them or those of the streams named."""
     found: list[CursorInfo] = []
     for chunk in chunks(list(dict.fromkeys(stream_ids))) if stream_ids else [()]:
         header = DescribeCursorsRequest(context.timeout_ms, group, tuple(chunk))

@@ -213,10 +213,12 @@ async def follow(
 
 
 async def metadata_changes(context: Context, since: int = -1) -> MetadataChanges | None:
-    """Return what changed since a revision; None if the placement driver counts no revisions.
+    """Return the revision of the metadata, and the streams that changed since an earlier one.
 
-    SPEC "LIST_RANGES", for no stream: the shortest answer there is.
+    The revision grows with every change of streams and ranges. None if the placement driver
+    counts no revisions.
     """
+    # SPEC "LIST_RANGES"
     header = ListRangesRequest(timeout_ms=context.timeout_ms, since_revision=since)
     try:
         answers = await _list(context, header)
@@ -236,10 +238,13 @@ def maybe_changes(answer: ListRangesResponse, since: int) -> MetadataChanges | N
 
 
 async def has_commit(context: Context, commit: StoreCommit) -> bool | None:
-    """Return whether the metadata ever had a commit; None if it does not report commits.
+    """Return whether the placement driver's metadata include a commit; None if unknown.
 
-    SPEC "LIST_RANGES". False means that they were put back to an older copy, or are others.
+    `commit` is an earlier `last_commit`. False means that the metadata were restored from an
+    older backup since then, or that this is another cluster: offsets that were read or
+    committed after the backup may stand for other records now.
     """
+    # SPEC "LIST_RANGES"
     header = ListRangesRequest(
         context.timeout_ms, store_commit=commit.number, store_life=commit.life
     )
@@ -264,12 +269,11 @@ async def _list(context: Context, header: ListRangesRequest) -> list[ListRangesR
 
 
 async def list_ranges(
-    context: Context, stream_ids: Sequence[int], as_of: int | None = None
+    context: Context, stream_ids: Sequence[int], *, as_of: int | None = None
 ) -> dict[int, tuple[RangeInfo, ...]]:
-    """Return the ranges of each stream, in order, as the placement driver knows them now.
+    """Return the ranges of each stream as the placement driver knows them now.
 
-    It is not asked for what is known `as_of` a revision that it has just reported. Raises
-    NotFoundError naming all streams that are missing.
+    It is not asked for what is known `as_of` a revision that it has just reported.
     """
     if as_of is None or context.router.maybe_revision(stream_ids) != as_of:
         check_errors(await refresh(context, stream_ids))

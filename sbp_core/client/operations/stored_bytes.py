@@ -18,14 +18,14 @@ _Key = tuple[int, int]
 
 
 async def stored_bytes(
-    context: Context, stream_ids: Sequence[int], timeout_ms: int
+    context: Context, stream_ids: Sequence[int], *, timeout_ms: int
 ) -> dict[int, int]:
-    """Return the bytes of the record batches of each stream, by id, in one replica.
+    """Return the bytes that each stream, by id, takes in the log of one replica.
 
-    The primary of each range is asked for `timeout_ms` (SPEC "DESCRIBE_RANGE"), then, for the
-    ranges that it does not know, one secondary after the other. A stream is left out if a range
-    stays unknown. Raises NotFoundError naming the missing streams.
+    Streams with a range whose servers do not answer within `timeout_ms`, or do not know, are
+    left out. Raises NotFoundError naming the missing streams.
     """
+    # SPEC "DESCRIBE_RANGE"
     check_errors(await revalidate(context, stream_ids))
     ranges = {each: context.router.maybe_ranges(each) or () for each in stream_ids}
     known: dict[_Key, int] = {}

@@ -75,12 +75,12 @@ from sbp_core.wire.status import maybe_error, with_message
 async def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> list[StreamInfo]:
     """Change streams; return them as they are then, in the order of `updates`.
 
-    SPEC "UPDATE_STREAMS". Raises ConfigurationError for what no server would accept, NotFoundError
-    naming all that are missing (nothing is changed then), AlreadyExistsError for a name in use,
-    ConditionFailedError for properties that are not as expected. The
-    others of the same call are changed nevertheless. An update with `expected_properties` is not
-    sent again if its answer was lost: the outcome of the error is UNKNOWN then.
+    Raises NotFoundError naming all that are missing: nothing is changed then. Raises
+    ConditionFailedError for properties that are not as expected: others are changed. An update
+    with `expected_properties` is not sent again if its answer was lost: the outcome of the error is
+    UNKNOWN then.
     """
+    # SPEC "UPDATE_STREAMS"
     for update in updates:
         check_types(update)
         check_spec(
@@ -145,15 +145,11 @@ def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
 
 
 async def trim_streams(context: Context, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:
-    """Forget the records of streams, by id, below an offset; return what each begins with then.
+    """Forget the records of streams, by id, below an offset; return their first ranges.
 
-    SPEC "TRIM_STREAMS": the smallest remaining range of each stream. The placement driver decides;
-    then the servers of the ranges are asked to. An offset below the stream's start changes nothing.
-
-    Raises ConfigurationError for a negative offset, NotFoundError naming the missing streams
-    (nothing is trimmed then), OffsetOutOfRangeError for an offset beyond the tail. The others of
-    the same call are trimmed nevertheless. After any other error trim again: nothing goes back.
+    Raises OffsetOutOfRangeError for an offset beyond the tail. Offsets never go back.
     """
+    # SPEC "TRIM_STREAMS"
     for stream_id, offset in offsets.items():
         if not 0 <= offset < 2**63:
             raise ConfigurationError(
@@ -235,12 +231,8 @@ def _trim_header(context: Context, offsets: Mapping[int, int]) -> TrimStreamsReq
 
 
 async def seal_streams(context: Context, stream_ids: Sequence[int]) -> dict[int, RangeInfo]:
-    """Let streams go on in new ranges; return the new writable range of each.
-
-    SPEC "SEAL_RANGE" at the placement driver. Names the ranges that are open now, so a repeat
-    after a lost answer seals nothing else. Raises NotFoundError naming the missing streams (nothing
-    is sealed then); the others of the same call are sealed nevertheless when one fails.
-    """
+    """Let streams, by id, go on in new ranges; return the new writable range of each."""
+    # SPEC "SEAL_RANGE"
     known = await list_ranges(context, stream_ids)
     wanted = [
         RangeId(stream_id, ranges[-1].range_index if ranges else -1)
@@ -287,13 +279,13 @@ def _match_sealed(
 
 
 async def describe_schemas(
-    context: Context, stream_ids: Sequence[int], *, newest_only: bool
+    context: Context, stream_ids: Sequence[int], *, newest_only: bool = False
 ) -> dict[int, tuple[SchemaVersion, ...]]:
     """Return the versions of each stream's schema, the newest last; none if it has no schema.
 
-    SPEC "DESCRIBE_SCHEMAS". Raises NotFoundError naming the missing streams, UnsupportedError where
-    the placement driver knows no schemas.
+    Raises NotFoundError naming the missing streams.
     """
+    # SPEC "DESCRIBE_SCHEMAS"
     found: dict[int, list[SchemaVersion]] = {}
     errors: dict[int, SbpError] = {}
     for chunk in chunks(list(dict.fromkeys(stream_ids))):
@@ -321,15 +313,16 @@ async def describe_schemas(
 
 
 async def register_schema(
-    context: Context, stream_id: int, schema: StreamSchema, version: int
+    context: Context, stream_id: int, schema: StreamSchema, *, version: int
 ) -> SchemaVersion:
-    """Make a schema version `version` of a stream's; return the version that is newest now.
+    """Register a schema as `version` of a stream's; return the version that is newest now.
 
-    SPEC "REGISTER_SCHEMAS". It is the one asked for if its schema is `schema`: else another client
-    was faster. Raises SchemaError for what does not go on from the newest version, NotFoundError,
-    AlreadyExistsError for a version that could not be the next one, UnsupportedError where the
-    placement driver knows no schemas.
+    `version` is the newest one plus 1, or 1 for the first. Compare the result: if another
+    client registered that version first, its schema is returned, and this one is not
+    registered. Raises SchemaError if the schema does not extend the newest one,
+    AlreadyExistsError for a version that is not the next one. `evolve_schema` does all that.
     """
+    # SPEC "REGISTER_SCHEMAS"
     asked = SchemaEntry(stream_id, version, schema.fingerprint, schema.encode())
     answers = await ask(
         context,
@@ -359,10 +352,10 @@ async def register_schema(
 async def evolve_schema(
     context: Context, stream_id: int, schema: StreamSchema, *, may_change: bool
 ) -> SchemaVersion:
-    """Return a version of a stream's schema that data of `schema` fit; make one if need be.
+    """Return a version of a stream's schema that data of `schema` fit.
 
-    A stream without a schema gets `schema`, whatever `may_change` says. Raises SchemaError with
-    what does not fit, and what register_schema raises.
+    A stream without one gets this one, and if it `may_change`, a new version of it where that
+    is needed. Raises SchemaError with what does not fit.
     """
     described = await describe_schemas(context, [stream_id], newest_only=True)
     newest = described[stream_id][-1] if described[stream_id] else None
@@ -374,7 +367,7 @@ async def evolve_schema(
             raise _fixed(newest, schema)
         # Each turn that others win takes one of the versions that a stream may have.
         version = 1 if newest is None else newest.version + 1
-        newest = await register_schema(context, stream_id, wanted, version)
+        newest = await register_schema(context, stream_id, wanted, version=version)
     raise ProtocolError(
         f"{_schema_of(stream_id)} was changed by others {limits.SCHEMA_VERSIONS_MAX} times in a"
         " row, which are all versions that a stream can have: the placement driver is broken"

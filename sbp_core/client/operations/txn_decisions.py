@@ -38,14 +38,18 @@ async def commit_txn(
     *,
     record_count: int,
     digest: bytes,
+    timeout_ms: int | None = None,
 ) -> TxnDecision:
-    """Decide a batch of a producer; return what was decided (SPEC "COMMIT_TXN").
+    """Decide what a producer's batch is: `parts`, which have `record_count` records together.
 
-    The first decision of a batch is final, so that this is idempotent: a repeat returns it. It may
-    be one of an earlier try of this very call. Raises ConfigurationError for what no placement
-    driver would take, NotFoundError for a stream that there is not, TxnAbortedError if one of the
-    transactions was given up; nothing is decided then.
+    The first decision of a batch is final; a repeat returns it. Waits until all is visible, or for
+    most of `timeout_ms`: what is committed will be visible. Raises ConfigurationError for what no
+    placement driver would take, NotFoundError for a stream that does not exist, TxnAbortedError if
+    one of the transactions was given up; nothing is decided then.
     """
+    # SPEC "COMMIT_TXN"
+    if timeout_ms is not None:
+        context = replace(context, timeout_ms=timeout_ms)
     _check_batch(producer, batch_number)
     if not limits.TXN_DIGEST_BYTES_MIN <= len(digest) <= limits.TXN_DIGEST_BYTES_MAX:
         raise ConfigurationError(
@@ -81,10 +85,8 @@ async def commit_txn(
 
 
 async def abort_txns(context: Context, parts: Sequence[TxnPart]) -> list[TxnPart]:
-    """Give up what is staged under the ids of `parts`; return those that are given up now.
-
-    SPEC "COMMIT_TXN" with `commit` false. The others are committed: they are left alone.
-    """
+    """Give up what was staged, unless it is committed; return what is given up now."""
+    # SPEC "COMMIT_TXN"
     dead: list[TxnPart] = []
     for chunk in chunks(parts):
         header = CommitTxnRequest(
@@ -96,13 +98,13 @@ async def abort_txns(context: Context, parts: Sequence[TxnPart]) -> list[TxnPart
 
 
 async def give_up_txn(context: Context, producer: str, batch_number: int) -> TxnLoss:
-    """Give up what range servers have lost of a decided batch; return what that is.
+    """Give up what range servers have lost of a decided batch, so that others can follow.
 
-    SPEC "COMMIT_TXN" with `give_up`. Raises ConfigurationError for what cannot be a batch,
-    NotFoundError for one that is not decided, InvalidRequestError for one that only waits,
-    RequestTimeoutError if its range server does not say in time what it has, UnsupportedError if
-    the placement driver does not know how.
+    It may be repeated. Raises NotFoundError if the batch is not decided, InvalidRequestError if
+    it only waits: what can be published is not given up; RequestTimeoutError if its range
+    server does not say in time what it has.
     """
+    # SPEC "COMMIT_TXN"
     _check_batch(producer, batch_number)
     header = CommitTxnRequest(
         timeout_ms=context.timeout_ms, producer=producer, batch_number=batch_number, give_up=True
@@ -120,14 +122,14 @@ async def give_up_txn(context: Context, producer: str, batch_number: int) -> Txn
 
 
 async def describe_txns(
-    context: Context, producer: str | None, spared: Collection[str] | None
+    context: Context, producer: str | None = None, *, spared: Collection[str] | None = ()
 ) -> list[TxnInfo]:
-    """Return the transactions of a producer, or all: the decided ones, then what is staged.
+    """Return the states of a producer's transactions, or of all, staged ones included.
 
-    SPEC "DESCRIBE_TXNS". The placement driver is asked, then each range server that has a range;
-    those in `spared` are not, and none is if it is None. A server that knows no transactions has
-    none. Raises the error of a server that does not answer.
+    The range servers in `spared` are not asked. None asks no range server, so that staged
+    transactions are left out.
     """
+    # SPEC "DESCRIBE_TXNS"
     header = DescribeTxnsRequest(context.timeout_ms, producer)
     answers = await ask(context, Opcode.DESCRIBE_TXNS, header, DescribeTxnsResponse)
     found = _joined([_info(each, None) for answer in answers for each in answer.txns])

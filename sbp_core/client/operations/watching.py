@@ -83,11 +83,13 @@ class BoundsView:
 
 
 async def watch_bounds(
-    context: Context, stream_ids: Sequence[int], earlier: BoundsView | None
+    context: Context, stream_ids: Sequence[int], earlier: BoundsView | None = None
 ) -> BoundsView:
-    """Return the bounds of streams as they are now; `earlier` is what the last look returned.
+    """Return where streams begin and end now, cheaply for callers that poll.
 
-    Raises as `stream_bounds` does.
+    Pass the result of the last call as `earlier`: only changes since then are asked for, and
+    `bounds` is the same object if there are none. Raises NotFoundError naming all missing
+    streams.
     """
     wanted = tuple(stream_ids)
     if earlier is not None:
@@ -252,16 +254,18 @@ def _maybe_server(pieces: Sequence[RangeInfo]) -> str | None:
 async def reach(
     context: Context,
     positions: Mapping[int, int | None],
+    *,
     timeout_ms: int,
     spared: Mapping[str, SbpError],
 ) -> dict[int, Reach]:
-    """Return how far each stream, by id, can be read from its position; None: from its first.
+    """Return how far streams, by id, can be read from a position; None is their first record.
 
-    A server of each range that lies ahead is asked (SPEC "DESCRIBE_RANGE"), for `timeout_ms`:
-    the primary of an open range, and the replicas of a sealed one until one answers. Those in
-    `spared` are not asked: they count as unavailable with that error. Raises NotFoundError naming
-    all missing streams, and errors that a retry would not cure.
+    Unlike `stream_bounds` it does not wait until a range server is available again: the ranges
+    of those that do not answer within `timeout_ms` are `Reach.unavailable`. Those in `spared`
+    are not asked: they count as unavailable with that error. Raises NotFoundError naming all
+    missing streams.
     """
+    # SPEC "DESCRIBE_RANGE"
     stream_ids = list(positions)
     check_errors(await revalidate(context, stream_ids))
     bounds = Bounds(context.router)
@@ -300,9 +304,13 @@ async def reach(
 
 
 async def probe(
-    context: Context, endpoints: Collection[str], timeout_ms: int
+    context: Context, endpoints: Collection[str], *, timeout_ms: int
 ) -> dict[str, SbpError]:
-    """Return the error of each server that does not answer a PING in time (SPEC "PING")."""
+    """Send a PING to each server; return the errors of those that fail within `timeout_ms`.
+
+    Servers that answer are not in the result: it is empty if all are reachable.
+    """
+    # SPEC "PING"
     asked = list(endpoints)
     replies = await gather(
         context.open_calls, [Call(each, Opcode.PING, None, timeout_ms) for each in asked]
