@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
-from functools import wraps
 from random import Random
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.facades import documented_as, internal
+from sbp_core.client.facades import blocking, documented_as, internal
 from sbp_core.client.io.loop_thread import Callbacks, loop_thread
 from sbp_core.client.operations.appending import AsyncAppender, OnAppended, OnFailed
 from sbp_core.client.operations.calls import RetryPolicy
@@ -25,21 +24,6 @@ from sbp_core.client.types import (
     StreamSpec,
 )
 from sbp_core.errors import UnsupportedError
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _blocking(
-    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Client, P], T]:
-    """Return a method that waits for a method of the asyncio client."""
-
-    @wraps(method)
-    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return loop_thread().run(method(self.on_loop, *args, **kwargs))
-
-    return call
 
 
 class Appender:
@@ -132,58 +116,58 @@ class Client:
         """The last commit of the placement driver's metadata that it reported; see AsyncClient."""
         return self.on_loop.last_commit
 
-    call = _blocking(AsyncClient.call)
-    exchange = _blocking(AsyncClient.exchange)
-    ask = _blocking(AsyncClient.ask)
-    ping = _blocking(AsyncClient.ping)
-    probe = _blocking(AsyncClient.probe)
+    call = blocking(AsyncClient.call)
+    exchange = blocking(AsyncClient.exchange)
+    ask = blocking(AsyncClient.ask)
+    ping = blocking(AsyncClient.ping)
+    probe = blocking(AsyncClient.probe)
 
-    placement_drivers = _blocking(AsyncClient.placement_drivers)
-    range_servers = _blocking(AsyncClient.range_servers)
-    describe_cluster = _blocking(AsyncClient.describe_cluster)
-    explain_missing = _blocking(AsyncClient.explain_missing)
-    drain_servers = _blocking(AsyncClient.drain_servers)
-    list_grants = _blocking(AsyncClient.list_grants)
-    change_grants = _blocking(AsyncClient.change_grants)
+    placement_drivers = blocking(AsyncClient.placement_drivers)
+    range_servers = blocking(AsyncClient.range_servers)
+    describe_cluster = blocking(AsyncClient.describe_cluster)
+    explain_missing = blocking(AsyncClient.explain_missing)
+    drain_servers = blocking(AsyncClient.drain_servers)
+    list_grants = blocking(AsyncClient.list_grants)
+    change_grants = blocking(AsyncClient.change_grants)
 
-    describe_streams = _blocking(AsyncClient.describe_streams)
-    find_streams = _blocking(AsyncClient.find_streams)
-    list_streams = _blocking(AsyncClient.list_streams)
-    delete_streams = _blocking(AsyncClient.delete_streams)
-    update_streams = _blocking(AsyncClient.update_streams)
-    describe_properties = _blocking(AsyncClient.describe_properties)
-    trim_streams = _blocking(AsyncClient.trim_streams)
-    seal_streams = _blocking(AsyncClient.seal_streams)
-    describe_schemas = _blocking(AsyncClient.describe_schemas)
-    register_schema = _blocking(AsyncClient.register_schema)
-    evolve_schema = _blocking(AsyncClient.evolve_schema)
-    metadata_changes = _blocking(AsyncClient.metadata_changes)
-    record_bytes_max = _blocking(AsyncClient.record_bytes_max)
-    has_commit = _blocking(AsyncClient.has_commit)
+    describe_streams = blocking(AsyncClient.describe_streams)
+    find_streams = blocking(AsyncClient.find_streams)
+    list_streams = blocking(AsyncClient.list_streams)
+    delete_streams = blocking(AsyncClient.delete_streams)
+    update_streams = blocking(AsyncClient.update_streams)
+    describe_properties = blocking(AsyncClient.describe_properties)
+    trim_streams = blocking(AsyncClient.trim_streams)
+    seal_streams = blocking(AsyncClient.seal_streams)
+    describe_schemas = blocking(AsyncClient.describe_schemas)
+    register_schema = blocking(AsyncClient.register_schema)
+    evolve_schema = blocking(AsyncClient.evolve_schema)
+    metadata_changes = blocking(AsyncClient.metadata_changes)
+    record_bytes_max = blocking(AsyncClient.record_bytes_max)
+    has_commit = blocking(AsyncClient.has_commit)
 
-    list_ranges = _blocking(AsyncClient.list_ranges)
-    stream_bounds = _blocking(AsyncClient.stream_bounds)
-    watch_bounds = _blocking(AsyncClient.watch_bounds)
-    reach = _blocking(AsyncClient.reach)
-    stored_bytes = _blocking(AsyncClient.stored_bytes)
-    lookup_offsets = _blocking(AsyncClient.lookup_offsets)
-    append_times = _blocking(AsyncClient.append_times)
+    list_ranges = blocking(AsyncClient.list_ranges)
+    stream_bounds = blocking(AsyncClient.stream_bounds)
+    watch_bounds = blocking(AsyncClient.watch_bounds)
+    reach = blocking(AsyncClient.reach)
+    stored_bytes = blocking(AsyncClient.stored_bytes)
+    lookup_offsets = blocking(AsyncClient.lookup_offsets)
+    append_times = blocking(AsyncClient.append_times)
 
-    append = _blocking(AsyncClient.append)
-    commit_txn = _blocking(AsyncClient.commit_txn)
-    abort_txns = _blocking(AsyncClient.abort_txns)
-    give_up_txn = _blocking(AsyncClient.give_up_txn)
-    describe_txns = _blocking(AsyncClient.describe_txns)
+    append = blocking(AsyncClient.append)
+    commit_txn = blocking(AsyncClient.commit_txn)
+    abort_txns = blocking(AsyncClient.abort_txns)
+    give_up_txn = blocking(AsyncClient.give_up_txn)
+    describe_txns = blocking(AsyncClient.describe_txns)
 
-    commit_cursors = _blocking(AsyncClient.commit_cursors)
-    describe_cursors = _blocking(AsyncClient.describe_cursors)
-    list_groups = _blocking(AsyncClient.list_groups)
-    join_group = _blocking(AsyncClient.join_group)
-    group_heartbeat = _blocking(AsyncClient.group_heartbeat)
-    leave_group = _blocking(AsyncClient.leave_group)
-    describe_group = _blocking(AsyncClient.describe_group)
+    commit_cursors = blocking(AsyncClient.commit_cursors)
+    describe_cursors = blocking(AsyncClient.describe_cursors)
+    list_groups = blocking(AsyncClient.list_groups)
+    join_group = blocking(AsyncClient.join_group)
+    group_heartbeat = blocking(AsyncClient.group_heartbeat)
+    leave_group = blocking(AsyncClient.leave_group)
+    describe_group = blocking(AsyncClient.describe_group)
 
-    close = _blocking(AsyncClient.close)
+    close = blocking(AsyncClient.close)
 
     @documented_as(AsyncClient.create_streams)
     def create_streams(

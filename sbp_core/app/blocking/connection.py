@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, Self
-
-import pyarrow as pa
 
 from sbp_core import group_limits, limits
 from sbp_core.app import defaults
-from sbp_core.app.aio.connection import NO_PROPERTIES, AsyncConnection, client_for
+from sbp_core.app.aio import connection as aio
+from sbp_core.app.aio.connection import AsyncConnection, client_for
 from sbp_core.app.aio.fetching import OnTrimmed
-from sbp_core.app.aio.producer import OnDelivery
 from sbp_core.app.blocking.consumer import Assignment, Consumer, RecordIterator, on_other_threads
 from sbp_core.app.blocking.producer import Producer, Transaction
 from sbp_core.app.delivery import check_may_wait
 from sbp_core.app.gates import OnThreads
 from sbp_core.app.positions import Start
 from sbp_core.app.process import Unsendable
-from sbp_core.app.rows import ArrowStream
-from sbp_core.client import Client, Credentials, StreamInfo, Tls
-from sbp_core.client.facades import documented_as
+from sbp_core.client import Client, Credentials, Tls
+from sbp_core.client.facades import blocking, documented_as, making
 from sbp_core.client.io.loop_thread import loop_thread
-from sbp_core.records import Compression
 
 
+@documented_as(aio.connect)
 def connect(
     endpoint: str,
     *,
@@ -33,14 +29,7 @@ def connect(
     tls: Tls | None = None,
     credentials: Credentials | None = None,
 ) -> Connection:
-    """Return a connection to the cluster at `endpoint`, a context manager that closes it.
-
-    `endpoint` is the "host:port" of the placement driver, or several of one cluster, separated by
-    commas. Nothing is sent before the first call. A request has `timeout_ms`; one that fails is
-    retried for `retry_ms`, `math.inf` for as long as servers are down. Before any has answered it
-    is 5 s at most, so that a wrong endpoint is reported soon. Raises ConfigurationError for what is
-    no endpoint.
-    """
+    """Return a connection to the cluster at `endpoint`, a context manager that closes it."""
     client = client_for(endpoint, timeout_ms, retry_ms, tls, credentials)
     return Connection(Client.over(client))
 
@@ -54,54 +43,15 @@ class Connection(Unsendable):
 
     def __init__(self, client: Client) -> None:
         self.client: Final = client
-        self._connection = AsyncConnection(client.on_loop, hand=RecordIterator, callers=OnThreads)
+        self.on_loop = AsyncConnection(client.on_loop, hand=RecordIterator, callers=OnThreads)
 
-    @documented_as(AsyncConnection.create_stream)
-    def create_stream(
-        self,
-        name: str,
-        *,
-        schema: pa.Schema | ArrowStream | None = None,
-        replicas: int = 1,
-        retention_ms: int = 0,
-        properties: Mapping[str, str] = NO_PROPERTIES,
-        if_missing: bool = False,
-    ) -> StreamInfo:
-        """Create a stream; return it. With a `schema` it is a typed one."""
-        return loop_thread().run(
-            self._connection.create_stream(
-                name,
-                schema=schema,
-                replicas=replicas,
-                retention_ms=retention_ms,
-                properties=properties,
-                if_missing=if_missing,
-            )
-        )
-
-    def delete_stream(self, name: str) -> None:
-        """Delete a stream and its records. Raises NotFoundError, SbpError."""
-        loop_thread().run(self._connection.delete_stream(name))
-
-    def properties(self, stream: str) -> dict[str, str]:
-        """Return the properties of a stream, by key. Raises NotFoundError, SbpError."""
-        return loop_thread().run(self._connection.properties(stream))
-
-    @documented_as(AsyncConnection.update_properties)
-    def update_properties(
-        self,
-        stream: str,
-        properties: Mapping[str, str | None],
-        *,
-        expected: Mapping[str, str | None] = NO_PROPERTIES,
-    ) -> None:
-        """Set properties of a stream, and remove those that are None; others stay."""
-        update = self._connection.update_properties(stream, properties, expected=expected)
-        loop_thread().run(update)
-
-    def streams(self) -> list[StreamInfo]:
-        """Return all streams of the cluster, by id. Raises SbpError."""
-        return loop_thread().run(self._connection.streams())
+    create_stream = blocking(AsyncConnection.create_stream)
+    delete_stream = blocking(AsyncConnection.delete_stream)
+    properties = blocking(AsyncConnection.properties)
+    update_properties = blocking(AsyncConnection.update_properties)
+    streams = blocking(AsyncConnection.streams)
+    producer = making(AsyncConnection.producer, Producer)
+    transaction = making(AsyncConnection.transaction, Transaction)
 
     @documented_as(AsyncConnection.consumer)
     def consumer(
@@ -121,7 +71,7 @@ class Connection(Unsendable):
     ) -> Consumer:
         """Return a consumer of streams, given by names and patterns of names such as `audit-*`."""
         return Consumer(
-            self._connection.consumer(
+            self.on_loop.consumer(
                 *streams,
                 group=group,
                 shared=shared,
@@ -137,43 +87,10 @@ class Connection(Unsendable):
             )
         )
 
-    @documented_as(AsyncConnection.producer)
-    def producer(
-        self,
-        stream: str | None = None,
-        *,
-        id: str | None = None,  # noqa: A002 - as a caller says it
-        batch_bytes: int = defaults.BATCH_BYTES,
-        batch_records: int = defaults.BATCH_RECORDS_MAX,
-        linger_ms: float = defaults.LINGER_MS,
-        buffer_bytes: int = defaults.BUFFER_BYTES,
-        compression: Compression = "none",
-        timestamp_column: str | None = None,
-        on_delivery: OnDelivery | None = None,
-    ) -> Producer:
-        """Return a producer of records, a context manager that closes it."""
-        return Producer(
-            self._connection.producer(
-                stream,
-                id=id,
-                batch_bytes=batch_bytes,
-                batch_records=batch_records,
-                linger_ms=linger_ms,
-                buffer_bytes=buffer_bytes,
-                compression=compression,
-                timestamp_column=timestamp_column,
-                on_delivery=on_delivery,
-            )
-        )
-
-    def transaction(self, *streams: str) -> Transaction:
-        """Return a transaction: records of these streams that become visible together or never."""
-        return Transaction(self._connection.transaction(*streams))
-
     def close(self) -> None:
         """Close what was made here, the newest first, then the connections. Idempotent."""
         check_may_wait("close()")
-        loop_thread().run(self._connection.close())
+        loop_thread().run(self.on_loop.close())
 
     def __enter__(self) -> Self:
         return self

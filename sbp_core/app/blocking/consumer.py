@@ -7,14 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol, Self, cast
 
-from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment
 from sbp_core.app.aio.consumer import AsyncConsumer
 from sbp_core.app.aio.iterating import Hand
-from sbp_core.app.positions import Start
 from sbp_core.app.process import Unsendable
 from sbp_core.app.record import Batch, Record
-from sbp_core.client.facades import documented_as
+from sbp_core.client.facades import blocking, documented_as
 from sbp_core.client.io.loop_thread import loop_thread
 
 
@@ -31,7 +29,7 @@ class Consumer(Unsendable):
     """
 
     def __init__(self, consumer: AsyncConsumer) -> None:
-        self._consumer = consumer
+        self.on_loop = consumer
 
     def __iter__(self) -> RecordIterator:
         """Return an iterator over records, each done when the next one is asked for.
@@ -39,62 +37,35 @@ class Consumer(Unsendable):
         A consumer has one iterator at a time: an older one raises ConfigurationError. Raises
         ConfigurationError if the consumer is closed.
         """
-        return cast("RecordIterator", self._consumer.begin_iteration())
+        return cast("RecordIterator", self.on_loop.begin_iteration())
 
     def batches(self) -> BatchIterator:
         """Return an iterator over Arrow batches, in place of one over records."""
-        return BatchIterator(self._consumer, self._consumer.begin_iteration())
+        return BatchIterator(self.on_loop, self.on_loop.begin_iteration())
 
     @documented_as(AsyncConsumer.poll)
     def poll(self, timeout: float | None = None) -> Record | None:
         """Return the next record, None if there is none within `timeout` seconds, or at the end."""
-        record = self._consumer.maybe_ready()
-        return loop_thread().run(self._consumer.poll(timeout)) if record is None else record
+        record = self.on_loop.maybe_ready()
+        return loop_thread().run(self.on_loop.poll(timeout)) if record is None else record
 
     @documented_as(AsyncConsumer.getone)
     def getone(self, timeout: float | None = None) -> Record:
         """Return the next record, as `poll` does. Raises DeadlineExceededError if there is none."""
-        record = self._consumer.maybe_ready()
-        return loop_thread().run(self._consumer.getone(timeout)) if record is None else record
-
-    @documented_as(AsyncConsumer.getmany)
-    def getmany(
-        self, timeout: float | None = 0, max_records: int = defaults.MANY_RECORDS
-    ) -> list[Record]:
-        """Return the next records: as many as are here once one is, which has `timeout` seconds."""
-        return loop_thread().run(self._consumer.getmany(timeout, max_records))
+        record = self.on_loop.maybe_ready()
+        return loop_thread().run(self.on_loop.getone(timeout)) if record is None else record
 
     @property
     def is_waiting(self) -> bool:
         """Whether the caller waits for a record now, and does not work on one."""
-        return self._consumer.is_waiting
+        return self.on_loop.is_waiting
 
-    @documented_as(AsyncConsumer.commit)
-    def commit(
-        self,
-        offsets: Mapping[str, int] | None = None,
-        *,
-        expected: Mapping[str, int | None] | None = None,
-    ) -> None:
-        """Commit all records that were handed out, the last one included. Raises SbpError."""
-        loop_thread().run(self._consumer.commit(offsets, expected=expected))
-
-    def positions(self) -> dict[str, int]:
-        """Return the offset of the next record of each stream, by name."""
-        return loop_thread().run(self._consumer.positions())
-
-    def lag(self) -> dict[str, int]:
-        """Return how many records of each stream, by name, are there and not handed out yet."""
-        return loop_thread().run(self._consumer.lag())
-
-    @documented_as(AsyncConsumer.seek)
-    def seek(self, stream: str, to: Start) -> None:
-        """Read on elsewhere in a stream; what is committed changes when it is committed next."""
-        loop_thread().run(self._consumer.seek(stream, to))
-
-    def close(self) -> None:
-        """Commit what is done, unless that is left to the caller. Idempotent. Raises SbpError."""
-        loop_thread().run(self._consumer.close())
+    getmany = blocking(AsyncConsumer.getmany)
+    commit = blocking(AsyncConsumer.commit)
+    positions = blocking(AsyncConsumer.positions)
+    lag = blocking(AsyncConsumer.lag)
+    seek = blocking(AsyncConsumer.seek)
+    close = blocking(AsyncConsumer.close)
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -16,7 +16,7 @@ from sbp_core.app.encoding import record_bytes
 from sbp_core.app.process import Unsendable
 from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import Client
-from sbp_core.client.facades import documented_as
+from sbp_core.client.facades import blocking, documented_as
 from sbp_core.client.io.loop_thread import loop_thread
 
 
@@ -34,7 +34,7 @@ class Producer(Unsendable):
     """
 
     def __init__(self, producer: AsyncProducer) -> None:
-        self._producer = producer
+        self.on_loop = producer
         self._outbox, self._targets = producer.outbox, producer.targets
 
     @documented_as(AsyncProducer.send)
@@ -55,7 +55,7 @@ class Producer(Unsendable):
         ):
             target = self._make_room(stream, record_bytes(value, key, headers))
         if not taken[1]:
-            self._producer.notify()
+            self.on_loop.notify()
         return Delivery(*taken)
 
     @documented_as(AsyncProducer.send_many)
@@ -70,7 +70,7 @@ class Producer(Unsendable):
                 continue
             while not self._outbox.offer_encoded(step):
                 self._make_room(stream)
-            self._producer.notify()
+            self.on_loop.notify()
             last = step
         return Delivery(*NOTHING if last is None else (last.receipt, last.record_count - 1))
 
@@ -81,22 +81,22 @@ class Producer(Unsendable):
         With a source that can be read again, skip that many. Raises ConfigurationError without an
         id, and before the producer was entered with `with` or has sent something.
         """
-        return self._producer.position
+        return self.on_loop.position
 
     @documented_as(AsyncProducer.flush)
     def flush(self, timeout: float | None = None, *, timeout_ms: float | None = None) -> None:
         """Return when all that was sent before is on disk, as its streams demand."""
         check_may_wait("flush()")
-        loop_thread().run(self._producer.flush(timeout_seconds(timeout, timeout_ms)))
+        loop_thread().run(self.on_loop.flush(timeout_seconds(timeout, timeout_ms)))
 
     @documented_as(AsyncProducer.close)
     def close(self) -> None:
         """Send what is there, wait until it is on disk, and end. Idempotent."""
         check_may_wait("close()")
-        loop_thread().run(self._producer.close())
+        loop_thread().run(self.on_loop.close())
 
     def __enter__(self) -> Self:
-        loop_thread().run(self._producer.__aenter__())
+        loop_thread().run(self.on_loop.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,7 +105,7 @@ class Producer(Unsendable):
     def _make_room(self, stream: str | None, size_bytes: int = 0) -> Target:
         if self._outbox.room_bytes <= 0:
             check_may_wait("send() with a full buffer")
-        return loop_thread().run(self._producer.make_room(stream, size_bytes))
+        return loop_thread().run(self.on_loop.make_room(stream, size_bytes))
 
 
 class Transaction(Unsendable):
@@ -118,7 +118,7 @@ class Transaction(Unsendable):
     """
 
     def __init__(self, transaction: AsyncTransaction) -> None:
-        self._transaction = transaction
+        self.on_loop = transaction
 
     @documented_as(AsyncTransaction.send)
     def send(
@@ -131,29 +131,22 @@ class Transaction(Unsendable):
         timestamp_us: int | datetime | None = None,
     ) -> None:
         """Send a record to one of the streams."""
-        while not self._transaction.offer(stream, value, key, headers, timestamp_us):
+        while not self.on_loop.offer(stream, value, key, headers, timestamp_us):
             size_bytes = record_bytes(value, key, headers)
-            loop_thread().run(self._transaction.make_room(stream, size_bytes))
+            loop_thread().run(self.on_loop.make_room(stream, size_bytes))
 
     @documented_as(AsyncTransaction.send_many)
     def send_many(self, stream: str, rows: Rows) -> None:
         """Send rows to one of the streams; `rows` are as for the method of producers."""
-        target = loop_thread().run(self._transaction.make_room(stream))
+        target = loop_thread().run(self.on_loop.make_room(stream))
         for step in encode_given(rows, target, time.time_ns() // 1000):
             if not isinstance(step, int):
-                loop_thread().run(self._transaction.stage(target, step.batch, step.record_count))
+                loop_thread().run(self.on_loop.stage(target, step.batch, step.record_count))
             elif step > target.record_bytes_max:
-                target = loop_thread().run(self._transaction.make_room(stream, step))
+                target = loop_thread().run(self.on_loop.make_room(stream, step))
 
-    @documented_as(AsyncTransaction.commit)
-    def commit(self) -> None:
-        """Let all records become visible. Raises SbpError."""
-        loop_thread().run(self._transaction.commit())
-
-    @documented_as(AsyncTransaction.abort)
-    def abort(self) -> None:
-        """Drop all records. Raises SbpError; they never become visible in any case."""
-        loop_thread().run(self._transaction.abort())
+    commit = blocking(AsyncTransaction.commit)
+    abort = blocking(AsyncTransaction.abort)
 
     def __enter__(self) -> Self:
         return self
@@ -164,28 +157,23 @@ class Transaction(Unsendable):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        loop_thread().run(self._transaction.__aexit__(kind, error, traceback))
+        loop_thread().run(self.on_loop.__aexit__(kind, error, traceback))
 
 
 class Committer:
     """Appends batches as decided batches of a named producer; see AsyncCommitter."""
 
     def __init__(self, client: Client, producer_id: str, stream_id: int) -> None:
-        self._committer = AsyncCommitter(client.on_loop, producer_id, stream_id)
+        self.on_loop = AsyncCommitter(client.on_loop, producer_id, stream_id)
 
     @property
     def position(self) -> int:
         """How many records are committed under the id."""
-        return self._committer.position
+        return self.on_loop.position
 
     @position.setter
     def position(self, position: int) -> None:
-        self._committer.position = position
+        self.on_loop.position = position
 
-    def begin(self) -> None:
-        """Learn what is committed under the id. Raises SbpError."""
-        loop_thread().run(self._committer.begin())
-
-    def commit(self, batches: Sequence[bytes], record_count: int) -> None:
-        """Append batches, all or none. Raises SbpError; the producer ends then."""
-        loop_thread().run(self._committer.commit(batches, record_count))
+    begin = blocking(AsyncCommitter.begin)
+    commit = blocking(AsyncCommitter.commit)

@@ -58,7 +58,7 @@ def test_a_producer_that_is_left_open_sends_its_records(
 
 def test_records_that_cannot_be_sent_at_the_end_are_counted(sbp, cluster, stream):
     start = "producer = connect(endpoint).producer(stream, linger_ms=60_000)\n"
-    stop = "producer._producer._callers.finish = lambda gate, seconds: None\n"
+    stop = "producer.on_loop._callers.finish = lambda gate, seconds: None\n"
     _, errors = run(cluster, stream, start + SEND + stop)
     assert f"records lost count=1000 stream={stream}" in errors
 
