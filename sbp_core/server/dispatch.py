@@ -59,10 +59,11 @@ _CLUSTER_ROLES: Final = frozenset({ClientRole.RANGE_SERVER, ClientRole.PD})
 """The heartbeats of servers keep their connections, those of clients say nothing."""
 
 
-class Response(Struct, frozen=True):
+class Response(Struct):
     """One response frame. The last frame of a call `is_end`.
 
-    `is_reserved`: room for it is kept at the peer until it was sent (`Responder.reserve`).
+    `is_reserved`: room for it is kept at the peer until it was sent (`Responder.reserve`). Its
+    payload is taken when it is sent: the memory would else be held while the next frame waits.
     """
 
     header: Any
@@ -284,7 +285,8 @@ class ServerCall:
 
         Raises StatusError when it is too large: the request was not at fault, and had its effect.
         """
-        payload, is_end = response.payload, response.is_end
+        payload, response.payload = response.payload, _NOTHING
+        is_end = response.is_end
         try:
             encoded = self._encode(response.header, payload, is_end=is_end)
             if response.is_reserved:

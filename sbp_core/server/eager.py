@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import types
 from collections.abc import Coroutine, Generator
-from functools import partial
 from typing import Any
 
 
@@ -31,23 +29,31 @@ def start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         awaited = work.send(None)
     except StopIteration:
         return None
-    return loop.create_task(_rest(work, awaited))
+    return loop.create_task(_Rest(work, awaited))
 
 
-@types.coroutine
-def _rest(work: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """Go on with a coroutine that waits for a future already."""
-    while True:
-        try:
-            sent = yield awaited
-        except GeneratorExit:
-            work.close()
-            raise
-        except BaseException as error:  # noqa: BLE001 - a cancellation, or the error of the future
-            step = partial(work.throw, error)
-        else:
-            step = partial(work.send, sent)
-        try:
-            awaited = step()
-        except StopIteration:
-            return
+class _Rest(Coroutine[Any, Any, None]):
+    """A coroutine that has begun, and waits for `awaited`, which its task has to see first.
+
+    An unstarted generator in its place would keep a cancellation before the first step from it.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._work = work
+        self._awaited = [awaited]
+
+    def send(self, value: Any) -> Any:
+        """Go on, up to the next wait."""
+        return self._awaited.pop() if self._awaited else self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Go on with an error."""
+        self._awaited.clear()
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        """Let the coroutine end where it waits."""
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise NotImplementedError("a task drives it")

@@ -368,7 +368,8 @@ async def _revised(
             *before, header = await revise(each.header, is_end=each.is_end)
             for one in before:
                 yield Response(one, is_end=False)
-            yield replace(each, header=header)
+            each.header = header
+            yield each
 
 
 def _maybe_restricted(call: ServerCall) -> Identity | None:

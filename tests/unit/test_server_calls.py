@@ -1,6 +1,7 @@
 """Calls at a server: answered as they arrive where nothing is waited for, and exactly once."""
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -167,18 +168,56 @@ def test_past_the_deadline_a_call_is_refused_and_what_it_holds_is_given_back(
     run(handle, body, timeout_ms=20)
 
 
-def test_a_call_that_is_cancelled_with_its_connection_is_not_answered():
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_call_that_is_cancelled_with_its_connection_ends_without_an_answer(has_run):
+    ended: list[BaseException] = []
+
     async def handle(call: ServerCall):
         call.decode(AppendRequest)
-        await asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except BaseException as error:
+            await asyncio.sleep(0)  # as a generator does that is closed
+            ended.append(error)
+            raise
 
     async def body(peer, task):
+        if has_run:
+            await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert peer.sent == []
+        assert [type(each) for each in ended] == [asyncio.CancelledError]
 
     run(handle, body, timeout_ms=20_000)
+
+
+def test_a_payload_is_not_kept_while_the_next_frame_waits():
+    payloads: list[weakref.ref[object]] = []
+
+    class Buffer(bytearray):
+        """Bytes that can be referred to weakly."""
+
+    async def frames():
+        payload = Payload([Buffer(10)])
+        payloads.append(weakref.ref(payload.parts[0]))
+        yield Response(ANSWER, payload, is_end=False)
+        del payload
+        await may_go_on.wait()
+        yield Response(ANSWER)
+
+    async def handle(call: ServerCall):
+        return frames()
+
+    async def body(peer, task):
+        assert peer.sent == [(ANSWER, False)]
+        assert payloads[0]() is None
+        may_go_on.set()
+        await task
+
+    may_go_on = asyncio.Event()
+    run(handle, body)
 
 
 def test_a_deadline_that_has_passed_on_arrival_is_refused_without_a_task(monkeypatch):
