@@ -239,8 +239,7 @@ class AsyncClient:
         time, else one. It cannot be used elsewhere before the appender is finished or closed.
         """
         kind = appending.AppendKind(retry_unknown, writer, transaction)
-        work = appending.GradualAppend(self._context, kind, on_appended, on_failed)
-        return AsyncAppender(work, work.steps())
+        return AsyncAppender(self._context, kind, on_appended, on_failed)
 
     def fetch(
         self, items: Sequence[FetchItem], *, max_wait_ms: int = 0, min_bytes: int = 1

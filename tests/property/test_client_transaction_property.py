@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction
-from sbp_core.client.operations.appending import AppendKind, GradualAppend, append
+from sbp_core.client.operations.appending import AppendKind, AsyncAppender, append
 from sbp_core.client.operations.calls import Context
 from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import (
@@ -167,7 +167,7 @@ def test_each_batch_is_staged_once_and_in_order(data, appends, is_gradual) -> No
     try:
         if is_gradual:
             kind = AppendKind(transaction=transaction)
-            world.run(GradualAppend(context, kind).steps(), groups)
+            world.append(AsyncAppender(context, kind), groups)
         else:
             for group in groups:
                 program = append(context, group, AppendKind(transaction=transaction))

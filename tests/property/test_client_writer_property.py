@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Writer
 from sbp_core.client.operations import numbering
-from sbp_core.client.operations.appending import AppendKind, GradualAppend, append
+from sbp_core.client.operations.appending import AppendKind, AsyncAppender, append
 from sbp_core.client.operations.calls import Context
 from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import ConnectError, ConnectionLostError, SbpError, StatusCode
@@ -91,14 +91,14 @@ def test_each_batch_is_appended_once_and_in_order(data, appends) -> None:
     left: list[AppendItem] = []
     failure: SbpError | None = None
     for _ in range(3):
-        work = GradualAppend(context, kind)
+        appender = AsyncAppender(context, kind)
         try:
-            server.run(work.steps(), chain([left], groups))
+            server.append(appender, chain([left], groups))
         except SbpError as error:
             failure = error
         else:
             failure = None
-        left = work.unacknowledged
+        left = appender.unacknowledged
         if failure is None:
             break
     assert failure is None or failure.retriable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import (
-    AsyncGenerator,
     Iterable,
     Iterator,
     Sequence,
@@ -22,6 +21,7 @@ from sbp_core.client import (
     TxnDecision,
 )
 from sbp_core.client.operations import append_state
+from sbp_core.client.operations.appending import AsyncAppender
 from sbp_core.client.operations.open_calls import Arrival
 from sbp_core.errors import (
     AlreadyExistsError,
@@ -296,19 +296,16 @@ class AppendWorld:
     def reply(self, call):
         raise NotImplementedError
 
-    def run(self, work, groups: Iterable[Sequence[AppendItem]] = ()):
-        """Run an operation to its end; what it takes while it runs are the `groups`."""
-        if not isinstance(work, AsyncGenerator):
-            return at_once(work)
-        given = iter(groups)
-        group = None
-        try:
-            while True:
-                at_once(work.asend(group))
-                self._now_ms += self._caller_takes_ms
-                group = next(given, None)
-        except StopAsyncIteration:
-            return None
+    def run(self, work):
+        """Run an operation to its end."""
+        return at_once(work)
+
+    def append(self, appender: AsyncAppender, groups: Iterable[Sequence[AppendItem]]) -> None:
+        """Give an appender the groups, and finish it."""
+        for group in groups:
+            at_once(appender.append(group))
+            self._now_ms += self._caller_takes_ms
+        at_once(appender.finish())
 
     def open_calls(self):
         return self

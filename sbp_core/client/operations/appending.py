@@ -18,8 +18,8 @@ Read `_Delivery.run` first.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
@@ -67,7 +67,10 @@ class AppendKind:
 
     @contextmanager
     def begin(self, context: Context) -> Iterator[AppendState]:
-        """Yield the state of a new append, which ends with the body."""
+        """Yield the state of a new append, which ends with the body.
+
+        A body that raises leaves the append incomplete.
+        """
         numbering = begin_numbering(self.writer, self.transaction)
         state = AppendState(context, numbering)
         is_complete = False
@@ -100,87 +103,6 @@ OnAppended = Callable[[int, AppendOutcome], None]
 
 OnFailed = Callable[[int, SbpError], None]
 """Is called with the id of a stream, and why its batches are given up."""
-
-
-AsyncSteps = AsyncGenerator[None, Sequence[AppendItem] | None]
-
-
-class GradualAppend:
-    """An append of batches that are given one group after the other, while others are on their way.
-
-    `steps` yields when it is ready for a group, and is sent that, or None at the end. When it is
-    ready, it has sent the groups before; after an empty group, and when it is over, all are
-    appended. `on_appended` is called with the outcome of each batch, numbered from 0 in the order
-    in which they were given. Raises what `append` raises.
-
-    With `on_failed`, a stream whose batch fails finally is reported and given up, and the others go
-    on; more batches for that stream raise ConfigurationError.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        kind: AppendKind,
-        on_appended: OnAppended | None = None,
-        on_failed: OnFailed | None = None,
-    ) -> None:
-        self._context = context
-        self._kind = kind
-        self._on_appended = on_appended
-        self._on_failed = on_failed
-        self._state: AppendState | None = None
-        self.is_over = False
-        """Whether the appender that drives this accepts nothing more."""
-
-    @contextmanager
-    def step(self, *, is_last: bool = False) -> Iterator[None]:
-        """Drive `steps` one step in the body; it is over after an error, or if `is_last`.
-
-        Raises ConfigurationError if it is over.
-        """
-        if self.is_over:
-            raise ConfigurationError(
-                "this appender is over: it was finished or closed, or raised an error; begin"
-                " another one"
-            )
-        self.is_over = True
-        yield
-        self.is_over = is_last
-
-    @property
-    def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
-        return [] if self._state is None else self._state.unacknowledged
-
-    async def steps(self) -> AsyncSteps:
-        """Append the groups that are sent."""
-        context, is_repeatable = self._context, self._kind.is_repeatable
-        with self._kind.begin(context) as self._state, context.open_calls() as calls:
-            state = self._state
-            delivery = _Delivery(context, calls, state, is_repeatable=is_repeatable)
-            try:
-                while (items := (yield)) is not None:
-                    state.add(items)
-                    await delivery.run(until_answered=not items)
-                    self._report(state.outcomes)
-                    self._give_up(state)
-                await delivery.run()
-            finally:
-                self._report(state.outcomes)
-            self._give_up(state)
-
-    def _report(self, outcomes: dict[int, AppendOutcome]) -> None:
-        if self._on_appended is not None:
-            for index in list(outcomes):
-                self._on_appended(index, outcomes.pop(index))
-        outcomes.clear()
-
-    def _give_up(self, state: AppendState) -> None:
-        if self._on_failed is None:
-            state.check()
-            return
-        for stream_id, error in state.give_up_failed().items():
-            self._on_failed(stream_id, error)
 
 
 @dataclass(slots=True)
@@ -363,47 +285,99 @@ class AsyncAppender:
     Made by `AsyncClient.appender`; use it with `async with`, and await `append` and `finish`.
     """
 
-    def __init__(self, work: GradualAppend, steps: AsyncSteps) -> None:
-        self._work = work
-        self._steps = steps
-        self._is_begun = False
+    def __init__(
+        self,
+        context: Context,
+        kind: AppendKind,
+        on_appended: OnAppended | None = None,
+        on_failed: OnFailed | None = None,
+    ) -> None:
+        self._context = context
+        self._kind = kind
+        self._on_appended = on_appended
+        self._on_failed = on_failed
+        self._begun: tuple[AppendState, _Delivery] | None = None
+        self._open = ExitStack()
+        """Holds the state and the calls until the appender is over."""
+        self._is_over = False
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
         """The batches that are not known to be appended, and those after them in their streams."""
-        return self._work.unacknowledged
+        return [] if self._begun is None else self._begun[0].unacknowledged
 
     async def append(self, items: Sequence[AppendItem]) -> None:
         """Send batches; return when all are sent, and most are answered. Raises SbpError."""
-        with self._work.step():
-            await self._begin()
-            await self._steps.asend(items)
+        with self._step() as (state, delivery):
+            state.add(items)
+            await delivery.run(until_answered=not items)
 
     async def flush(self) -> None:
         """Return when everything is appended that was given; more may follow. Raises SbpError."""
-        with self._work.step():
-            await self._begin()
-            await self._steps.asend(())
+        await self.append(())
 
     async def finish(self) -> None:
         """Return when everything is appended; it is over then. Raises SbpError."""
-        with self._work.step(is_last=True):
-            await self._begin()
-            await anext(self._steps, None)
+        with self._step() as (_, delivery):
+            await delivery.run()
+        self._is_over = True
+        self._open.close()
 
     async def close(self) -> None:
         """Give up what is not appended. Idempotent."""
-        self._work.is_over = True
-        await self._steps.aclose()
+        self._is_over = True
+        self._end(GeneratorExit())
 
     async def __aenter__(self) -> Self:
-        await self._begin()
+        self._begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _begin(self) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            await anext(self._steps)
+    def _begin(self) -> tuple[AppendState, _Delivery]:
+        if self._begun is None:
+            context, kind = self._context, self._kind
+            state = self._open.enter_context(kind.begin(context))
+            calls = self._open.enter_context(context.open_calls())
+            delivery = _Delivery(context, calls, state, is_repeatable=kind.is_repeatable)
+            self._begun = state, delivery
+        return self._begun
+
+    @contextmanager
+    def _step(self) -> Iterator[tuple[AppendState, _Delivery]]:
+        """Report what the body has delivered. The appender is over after an error."""
+        if self._is_over:
+            raise ConfigurationError(
+                "this appender is over: it was finished or closed, or raised an error; begin"
+                " another one"
+            )
+        self._is_over = True
+        try:
+            state, delivery = self._begin()
+            try:
+                yield state, delivery
+            finally:
+                self._report(state.outcomes)
+            self._give_up(state)
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._is_over = False
+
+    def _end(self, error: BaseException) -> None:
+        """Leave the append incomplete."""
+        self._open.__exit__(type(error), error, error.__traceback__)
+
+    def _report(self, outcomes: dict[int, AppendOutcome]) -> None:
+        if self._on_appended is not None:
+            for index in list(outcomes):
+                self._on_appended(index, outcomes.pop(index))
+        outcomes.clear()
+
+    def _give_up(self, state: AppendState) -> None:
+        if self._on_failed is None:
+            state.check()
+            return
+        for stream_id, error in state.give_up_failed().items():
+            self._on_failed(stream_id, error)

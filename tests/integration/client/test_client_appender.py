@@ -8,7 +8,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, Transaction, TxnPart, Writer
-from sbp_core.client.operations.appending import AppendKind, GradualAppend
+from sbp_core.client.operations.appending import AppendKind, AsyncAppender
 from sbp_core.client.operations.calls import Context
 from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import (
@@ -343,7 +343,7 @@ def run_in(world, groups, **kind):
     context = Context(
         drivers, router, policy, Random(1), timeout_ms, world.open_calls, world.now_ms
     )
-    world.run(GradualAppend(context, AppendKind(**kind)).steps(), groups)
+    world.append(AsyncAppender(context, AppendKind(**kind)), groups)
 
 
 def one_by_one(*values, stream_id=1):
