@@ -38,7 +38,7 @@ from sbp_core.log.index_file import (
     index_path,
     read_index,
 )
-from sbp_core.log.recovery.last_segment import TornTail
+from sbp_core.log.recovery.opening import TornTail
 from sbp_core.log.recovery.salvage import Coverage, PrefixGaps, SegmentSalvage
 from sbp_core.log.segment import Segment, file_size, open_segment, segment_bases
 from sbp_core.log.segment_replay import LogFault

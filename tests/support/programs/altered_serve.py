@@ -69,7 +69,7 @@ def trusted_cache() -> None:
 
 def uncut_tail() -> None:
     """Torn writes stay in the log after a crash."""
-    from sbp_core.log.recovery.last_segment import LastSegment
+    from sbp_core.log.recovery.opening import LastSegment
 
     LastSegment.repair = lambda _: None
 
