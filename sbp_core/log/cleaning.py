@@ -24,7 +24,7 @@ is its index, which has the ranges at its end as well as the snapshot behind it:
 damaged, the rewritten segment lacks the history to find them out.
 
 To free space the log goes on in a new segment, which takes some itself. On a full disk that would
-be impossible, so the log has a reserve (space_reserve.py).
+be impossible, so the log has a reserve (full_disk.py).
 """
 
 from __future__ import annotations

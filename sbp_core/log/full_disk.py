@@ -12,18 +12,18 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from sbp_core.log.disk import OsDisk, OsFile
-from sbp_core.log.space_reserve import RESERVE_NAME
+from sbp_core.log.disk import Disk, OsDisk, OsFile, describe_os_error
 from sbp_core.wire.checksum import Buffer
 
 _LOG: Final = logging.getLogger(__name__)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PAUSE_SECONDS: Final = 0.5
+_RESERVE_NAME: Final = "reserve"
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Patience:
             self._directory,
         )
         with suppress(OSError):
-            (self._directory / RESERVE_NAME).unlink()
+            (self._directory / _RESERVE_NAME).unlink()
 
 
 class PatientDisk(OsDisk):
@@ -98,3 +98,41 @@ class _PatientFile(OsFile):
 
     def truncate(self, size: int) -> None:
         self._patience.wait_out(partial(super().truncate, size))
+
+
+class SpaceReserve:
+    """The reserve in `directory`. It belongs to one thread at a time."""
+
+    def __init__(self, disk: Disk, directory: Path, size_bytes: int) -> None:
+        self._disk = disk
+        self._path = directory / _RESERVE_NAME
+        self._size_bytes = size_bytes
+        self.is_whole = False
+        """Whether the space is known to be kept."""
+
+    def keep(self) -> None:
+        """Allocate the space. A failure is logged: its owner goes on without the reserve then."""
+        if self.is_whole and self._is_there():
+            return
+        try:
+            with suppress(FileNotFoundError):
+                self._disk.remove(self._path)
+            with closing(self._disk.create(self._path)) as file:
+                file.pwritev([bytes(self._size_bytes)], 0)
+        except OSError as error:
+            self.release()
+            _LOG.warning("reserve not kept path=%s: %s", self._path, describe_os_error(error))
+        else:
+            self.is_whole = True
+
+    def _is_there(self) -> bool:
+        """Whether nobody else gave the reserve up, as a log does that waits for space."""
+        with suppress(OSError):
+            return _RESERVE_NAME in self._disk.list_names(self._path.parent)
+        return False
+
+    def release(self) -> None:
+        """Give the space back. Idempotent."""
+        self.is_whole = False
+        with suppress(OSError):
+            self._disk.remove(self._path)

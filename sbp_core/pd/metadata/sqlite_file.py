@@ -25,7 +25,7 @@ from sbp_core.errors import ConfigurationError, DiskFullError, StatusCode, Statu
 from sbp_core.failpoints import failpoint
 from sbp_core.limits import KIB, MIB
 from sbp_core.log.disk import OsDisk, describe_os_error
-from sbp_core.log.space_reserve import SpaceReserve
+from sbp_core.log.full_disk import SpaceReserve
 from sbp_core.pd.metadata.data_dir import DataDir
 from sbp_core.pd.metadata.database import Database, Value
 from sbp_core.pd.metadata.history import (
