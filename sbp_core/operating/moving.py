@@ -32,8 +32,9 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
-_BATCH_MAX: Final = 4
-"""Ranges that are moved at a time."""
+_BATCH_MAX: Final = 16
+_BATCH_BYTES: Final = 16 * limits.MIB
+"""Ranges that are moved at a time, and the bytes of their copies after which no other begins."""
 _REST_SECONDS_MAX: Final = 5.0
 """The longest pause between two batches. Each is as long as the batch before it took."""
 _POLL_SECONDS: Final = 0.1
@@ -172,13 +173,17 @@ class _Run:
     def begin_batch(self) -> None:
         """Let the next moves be in flight: of a stream one, none if one of it has failed."""
         kept: list[Move] = []
+        room = _BATCH_BYTES
         for each in self.waiting:
             if each.stream_id in self.errors:
                 self._end(each)
-            elif len(self.in_flight) == _BATCH_MAX or each.stream_id in self.in_flight:
+                continue
+            is_full = room <= 0 or len(self.in_flight) == _BATCH_MAX
+            if is_full or each.stream_id in self.in_flight:
                 kept.append(each)
             else:
                 self.in_flight[each.stream_id] = each
+                room -= each.copied_bytes
         self.waiting = kept
 
     def step(self) -> None:
