@@ -76,20 +76,6 @@ class DamagedSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Remedy:
-    """The changes that make a log with faults usable.
-
-    `damaged` segments are rewritten, `useless_indexes` are removed. The log goes on in a new
-    segment at `end`, and starts at `start`, where these are positions.
-    """
-
-    damaged: tuple[DamagedSegment, ...]
-    useless_indexes: tuple[Path, ...]
-    end: int | None
-    start: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class LogInspection:
     """The state of a log, read whole.
 
@@ -97,6 +83,9 @@ class LogInspection:
     an earlier repair. A torn tail is no fault: a crash leaves it, and the next start cuts it.
     `ranges` are all ranges at the log's end, `writers` those writers of whom nothing is missing,
     `staged` those transactions that seem undecided and are whole.
+
+    A repair rewrites `damaged` segments and removes `useless_indexes`. The log goes on in a new
+    segment at `new_end`, and starts at `new_start`, where these are positions.
     """
 
     faults: tuple[LogFault, ...]
@@ -107,7 +96,10 @@ class LogInspection:
     ranges: tuple[LoggedRange, ...]
     writers: WriterStates
     staged: StagedStates
-    remedy: Remedy
+    damaged: tuple[DamagedSegment, ...]
+    useless_indexes: tuple[Path, ...]
+    new_end: int | None
+    new_start: int | None
 
     @property
     def is_intact(self) -> bool:
@@ -167,12 +159,10 @@ class _Inspector:
             ranges=tuple(self._gaps.applied(self._states)),
             writers=self._states.writers,
             staged=self._coverage.whole(self._states.staged),
-            remedy=Remedy(
-                damaged=tuple(self._damaged),
-                useless_indexes=tuple(self._useless_indexes),
-                end=self._end,
-                start=self._start,
-            ),
+            damaged=tuple(self._damaged),
+            useless_indexes=tuple(self._useless_indexes),
+            new_end=self._end,
+            new_start=self._start,
         )
 
     def _lost(self) -> Iterator[RecordSpan]:
@@ -379,25 +369,24 @@ class _Repair:
         self._unsettled: frozenset[RangeKey] = frozenset()
 
     def run(self, found: LogInspection) -> tuple[Path, ...]:
-        remedy = found.remedy
         self._unsettled = frozenset(each.key for each in found.ranges if each.is_unsettled)
-        if remedy.start is not None:
+        if found.new_start is not None:
             self._keep(self._directory / START_NAME)
-            write_start(self._disk, self._directory, remedy.start)
+            write_start(self._disk, self._directory, found.new_start)
         # The new end first: a segment that is rewritten must not be the last one, as recovery
         # would take it for a compacted one whose successors are missing.
-        if remedy.end is not None:
-            self._set_aside(remedy.end)
-            segment = Segment(remedy.end, remedy.end, 0)
+        if found.new_end is not None:
+            self._set_aside(found.new_end)
+            segment = Segment(found.new_end, found.new_end, 0)
             states = RangeStates(found.ranges, found.writers, found.staged)
-            self._rewrite(SegmentHeader(remedy.end), segment, states)
-        for damaged in remedy.damaged:
+            self._rewrite(SegmentHeader(found.new_end), segment, states)
+        for damaged in found.damaged:
             self._set_aside(damaged.segment.base)
             segment = damaged.segment
             header = SegmentHeader(segment.base, segment.generation + 1, segment.end)
             # The last segment's snapshot counts for writers and staged batches.
             self._rewrite(header, segment, RangeStates(damaged.ranges))
-        for path in remedy.useless_indexes:
+        for path in found.useless_indexes:
             self._remove(path)
         return tuple(self._kept)
 
