@@ -27,18 +27,12 @@ from sbp_core.records import (
     encoding_of,
     maybe_columns_together,
     small_runs,
-    split_envelopes,
 )
 
 _ROWS_MESSAGE: Final = bytes(ROWS_SCHEMA.serialize())
 _TIME: Final = ROWS_SCHEMA.field("timestamp").type
 _ROWS_ENOUGH: Final = 16_384
 """Rows of small batches that are decoded together."""
-
-
-def split_fetched(payload: memoryview) -> list[Envelope]:
-    """Return the envelopes of the batches of a FETCH. Raises RecordBatchError."""
-    return list(split_envelopes(payload))
 
 
 def fingerprints_of(envelopes: Iterable[Envelope]) -> set[str]:

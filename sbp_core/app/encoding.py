@@ -35,27 +35,6 @@ class Collected:
         """How many records there are."""
         return len(self.values)
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether a record of this size still fits; any fits into an empty batch."""
-        is_small = self.size_bytes + size_bytes <= defaults.BATCH_BYTES
-        return (is_small and len(self.values) < defaults.BATCH_RECORDS_MAX) or not self.values
-
-    def add(
-        self,
-        value: bytes | None,
-        key: bytes | None,
-        headers: Headers | None,
-        time_us: int,
-        size_bytes: int,
-    ) -> None:
-        """Add a record."""
-        if headers:
-            self.headers[len(self.values)] = headers
-        self.values.append(value)
-        self.keys.append(key)
-        self.times_us.append(time_us)
-        self.size_bytes += size_bytes
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
@@ -98,8 +77,10 @@ def record_bytes(
     return size_bytes
 
 
-def encode_collected(batch: Collected, compression: Compression) -> bytes:
-    """Return collected records as one record batch. Raises RecordBatchError."""
+def encoded(batch: Outgoing, compression: Compression = "none") -> bytes:
+    """Return records that are sent together as one record batch. Raises RecordBatchError."""
+    if isinstance(batch, Encoded):
+        return batch.batch
     count = batch.record_count
     keys, headers = pa.nulls(count, _KEY), pa.nulls(count, _HEADERS)
     if batch.keys.count(None) < count:

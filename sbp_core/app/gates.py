@@ -33,10 +33,6 @@ class Gate:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
-    async def breathe(self) -> None:
-        """Let other tasks of the loop run: work on a batch has held it for some ms."""
-        await asyncio.sleep(0)
-
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Let a worker do its work, on the running loop."""
         self._worker = asyncio.get_running_loop().create_task(work(), name="sbp-worker")

@@ -336,7 +336,7 @@ class AsyncConsumer(OfProcess):
             raise ConfigurationError("another caller waits for this consumer: make one for each")
         self._is_taking = True
         try:
-            await self._fetcher.breathe()
+            await asyncio.sleep(0)  # work on what is here may hold the loop for some ms
             self._positions.finish()
             self._hand.are_several = False
             if time.monotonic() >= self._hand.duty_at and not self._is_closed:

@@ -11,12 +11,12 @@ from contextlib import aclosing
 from typing import Final, Literal
 
 from sbp_core.app import defaults
-from sbp_core.app.decoding import decode_fetched, fingerprints_of, split_fetched
+from sbp_core.app.decoding import decode_fetched, fingerprints_of
 from sbp_core.app.positions import Position, Positions
 from sbp_core.app.record import Batch
 from sbp_core.client import AsyncClient, FetchOutcome
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
-from sbp_core.records import StreamSchema
+from sbp_core.records import StreamSchema, split_envelopes
 
 OnTrimmed = Literal["error", "earliest", "latest"]
 """Where a consumer goes on if records were trimmed before it has read them."""
@@ -69,10 +69,6 @@ class AsyncFetcher:
                 return at, batch
             ready.popleft()
         return None
-
-    async def breathe(self) -> None:
-        """Let others run: work on what is here may hold an event loop for some ms."""
-        await asyncio.sleep(0)
 
     async def fetch(self, until: float | None) -> None:
         """Fetch what is there now of all streams, or what comes first before a time, if anything.
@@ -151,7 +147,7 @@ class AsyncFetcher:
 
     async def _decode(self, at: Position, outcome: FetchOutcome) -> Iterator[Batch]:
         """Return the batches, each decoded when it is asked for, up to a damaged one."""
-        envelopes = split_fetched(outcome.payload)
+        envelopes = list(split_envelopes(outcome.payload))
         known = self._schemas.setdefault(at.stream_id, {})
         if fingerprints_of(envelopes) - known.keys():
             versions = await self._client.describe_schemas([at.stream_id])

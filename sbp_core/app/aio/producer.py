@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from sbp_core.app.delivery import (
     call_back,
     timeout_seconds,
 )
-from sbp_core.app.encoding import Encoded, Outgoing, encode_collected, record_bytes
+from sbp_core.app.encoding import Outgoing, encoded, record_bytes
 from sbp_core.app.gates import Gate, OnLoop
 from sbp_core.app.outbox import Batching, Outbox, State
 from sbp_core.app.process import (
@@ -115,7 +116,7 @@ class AsyncProducer(OfProcess):
             target = await self.make_room(stream, record_bytes(value, key, headers))
         if not taken[1]:
             self._gate.notify()
-            await self._gate.breathe()
+            await asyncio.sleep(0)  # others may run
         return AsyncDelivery(*taken)
 
     async def send_many(self, rows: Rows, *, stream: str | None = None) -> AsyncDelivery:
@@ -131,7 +132,7 @@ class AsyncProducer(OfProcess):
         target = await self.make_room(stream)
         last = None
         for step in encode_given(rows, target, time.time_ns() // 1000):
-            await self._gate.breathe()
+            await asyncio.sleep(0)  # others may run
             if isinstance(step, int):
                 if step > target.record_bytes_max:
                     target = await self.make_room(stream, step)
@@ -340,10 +341,8 @@ class AsyncProducer(OfProcess):
             await self._gate.wait(self.outbox.seconds_until_due())
 
     async def _encode(self, batch: Outgoing) -> bytes:
-        await self._gate.breathe()
-        if isinstance(batch, Encoded):
-            return batch.batch
-        return encode_collected(batch, self._compression)
+        await asyncio.sleep(0)  # others may run
+        return encoded(batch, self._compression)
 
     def _on_appended(self, order: int, outcome: AppendOutcome) -> None:
         self._on_stored(order, outcome.base_offset)

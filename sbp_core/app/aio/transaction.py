@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from hashlib import blake2b
 from types import TracebackType
 from typing import Final, Self
 
+from sbp_core.app import defaults
 from sbp_core.app.aio.targets import enlarged, find_target
-from sbp_core.app.encoding import Collected, encode_collected, record_bytes
+from sbp_core.app.encoding import Outgoing, encoded, record_bytes
+from sbp_core.app.outbox import Batching, Outbox
 from sbp_core.app.process import OfProcess, use_here
-from sbp_core.app.record import checked_timestamp_us
 from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AsyncClient, one_shot_producer, txn_id_of
 from sbp_core.client import Transaction as Staging
@@ -36,7 +39,7 @@ class AsyncTransaction(OfProcess):
     """Records of several streams that become visible together, or not at all.
 
     Made by `AsyncConnection.transaction`. As a context manager it commits at the end of the block,
-    and aborts if that raises. Records are staged when they are sent: they are durable, and no
+    and aborts if that raises. Records are staged some MiB at a time: they are durable then, and no
     consumer reads them before the commit. Readers of two streams may see the records of one a
     moment before those of the other. For one task.
     """
@@ -45,7 +48,10 @@ class AsyncTransaction(OfProcess):
         self._client = client
         self._names: Final = tuple(streams)
         self._targets: dict[str, Target] = {}
-        self._open: dict[str, Collected] = {}
+        batching = Batching(linger_ms=math.inf, buffer_bytes=defaults.TAKE_BYTES)
+        self._outbox = Outbox(batching, time.monotonic)
+        """Records that are not staged yet: they are once the buffer is full, and at the commit."""
+        self._stored_count = 0
         self._producer = one_shot_producer()
         self._staging = Staging(txn_id_of(self._producer, 0, uuid.uuid4().hex))
         self._hash = blake2b(digest_size=16)
@@ -88,26 +94,11 @@ class AsyncTransaction(OfProcess):
         target = self._targets.get(stream)
         if target is None:
             return False
-        headers = None if headers is None else dict(headers)
-        size_bytes = record_bytes(value, key, headers)
-        if size_bytes > target.plain_bytes_max:
-            target.check_plain()
-            return False
-        batch = self._open.get(stream)
-        if batch is None:
-            batch = self._open[stream] = Collected(target.stream_id, 0.0)
-        elif not batch.has_room(size_bytes):
-            return False
-        if timestamp_us is None:
-            time_us = time.time_ns() // 1000
-        else:
-            time_us = checked_timestamp_us(timestamp_us)
-        batch.add(value, key, headers, time_us, size_bytes)
-        return True
+        return self._outbox.offer(target, value, key, headers, timestamp_us) is not None
 
     @internal
     async def make_room(self, stream: str, size_bytes: int = 0) -> Target:
-        """Stage what is collected for a stream; return its target, which takes a record of a size.
+        """Stage what is collected; return the target of a stream, which takes a record of a size.
 
         Raises RecordBatchError if the record is too large, SbpError.
         """
@@ -117,8 +108,7 @@ class AsyncTransaction(OfProcess):
         target = self._targets[stream]
         if size_bytes > target.record_bytes_max:
             target = self._targets[stream] = await enlarged(self._client, target, size_bytes)
-        if (batch := self._open.pop(stream, None)) is not None:
-            await self._stage_collected(target, batch)
+        await self._stage_collected()
         return target
 
     async def send_many(self, stream: str, rows: Rows) -> None:
@@ -129,7 +119,7 @@ class AsyncTransaction(OfProcess):
         target = await self.make_room(stream)
         for step in encode_given(rows, target, time.time_ns() // 1000):
             if not isinstance(step, int):
-                await self.stage(target, step.batch, step.record_count)
+                await self.stage([step])
             elif step > target.record_bytes_max:
                 target = await self.make_room(stream, step)
 
@@ -142,8 +132,7 @@ class AsyncTransaction(OfProcess):
         self._check_process()
         if self._state not in {_State.OPEN, _State.COMMITTING}:
             raise self._over()
-        for stream in list(self._open):
-            await self._stage_collected(self._targets[stream], self._open.pop(stream))
+        await self._stage_collected()
         if self._staging.has_failed:
             raise ConfigurationError(
                 "some records were not staged: abort the transaction and begin another one"
@@ -168,7 +157,6 @@ class AsyncTransaction(OfProcess):
         if self._state is not _State.OPEN:
             raise self._over()
         self._state = _State.ABORTED
-        self._open.clear()
         parts = self._staging.parts()
         if parts:
             await self._client.abort_txns(parts)
@@ -208,17 +196,26 @@ class AsyncTransaction(OfProcess):
                 f" {listed(self._names)}"
             )
 
-    async def _stage_collected(self, target: Target, batch: Collected) -> None:
-        encoded = encode_collected(batch, target.compression)
-        await self.stage(target, encoded, batch.record_count)
+    async def _stage_collected(self) -> None:
+        self._outbox.seal()
+        while batches := self._outbox.take():
+            await self.stage(batches)
+            for _ in batches:
+                number, _ = self._outbox.store(self._stored_count)
+                self._outbox.settle(number)
+                self._stored_count += 1
 
     @internal
-    async def stage(self, target: Target, batch: bytes, record_count: int) -> None:
-        """Stage a batch. Raises SbpError."""
-        items = [AppendItem(target.stream_id, batch)]
+    async def stage(self, batches: Sequence[Outgoing]) -> None:
+        """Stage batches. Raises SbpError."""
+        items = []
+        for each in batches:
+            items.append(AppendItem(each.stream_id, encoded(each)))
+            await asyncio.sleep(0)  # let others run
         await self._client.append(items, transaction=self._staging)
-        self._hash.update(batch)
-        self._record_count += record_count
+        for item, batch in zip(items, batches, strict=True):
+            self._hash.update(item.batch)
+            self._record_count += batch.record_count
 
     def _over(self) -> ConfigurationError:
         return ConfigurationError(f"the transaction is {self._state.value}; begin another one")

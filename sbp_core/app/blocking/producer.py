@@ -112,7 +112,7 @@ class Transaction(Unsendable):
     """Records of several streams that become visible together, or not at all.
 
     Made by `Connection.transaction`. As a context manager it commits at the end of the block,
-    and aborts if that raises. Records are staged when they are sent: they are durable, and no
+    and aborts if that raises. Records are staged some MiB at a time: they are durable then, and no
     consumer reads them before the commit. Readers of two streams may see the records of one a
     moment before those of the other. For one thread.
     """
@@ -141,7 +141,7 @@ class Transaction(Unsendable):
         target = loop_thread().run(self.on_loop.make_room(stream))
         for step in encode_given(rows, target, time.time_ns() // 1000):
             if not isinstance(step, int):
-                loop_thread().run(self.on_loop.stage(target, step.batch, step.record_count))
+                loop_thread().run(self.on_loop.stage([step]))
             elif step > target.record_bytes_max:
                 target = loop_thread().run(self.on_loop.make_room(stream, step))
 
