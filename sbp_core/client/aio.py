@@ -11,8 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.cluster_info import RangeServerInfo
-from sbp_core.client.io.aio_transport import AsyncPool
-from sbp_core.client.io.connections import is_own_endpoint
+from sbp_core.client.io.aio_transport import AsyncPool, is_own_endpoint
 from sbp_core.client.operations import (
     appending,
     bounds,

@@ -82,7 +82,7 @@ def test_servers_know_each_other_by_their_certificates(settings, authority, tmp_
 
 
 def identifying(client, endpoint):
-    return client._pool._connections._by_endpoint[endpoint]._conversation._identifying
+    return client._pool._by_endpoint[endpoint]._conversation._identifying
 
 
 def write_token(path, token):

@@ -108,7 +108,7 @@ def test_a_call_on_a_session_that_has_failed_is_an_error_of_the_client(authority
         Client(server.endpoint, connecting=connecting, retry=ONCE) as client,
     ):
         client.ping()
-        (connection,) = client.on_loop._pool._connections._by_endpoint.values()
+        (connection,) = client.on_loop._pool._by_endpoint.values()
         channel = connection._transport.channel
         channel.feed(memoryview(BROKEN_RECORD))
         with contextlib.suppress(ssl.SSLError):

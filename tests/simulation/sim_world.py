@@ -202,7 +202,7 @@ def _default_clock(patch: pytest.MonkeyPatch, target: Any, now: Callable[[], flo
 
 def _give_hashes(patch: pytest.MonkeyPatch, loop: SimulatedLoop) -> None:
     """Let objects that are kept in sets have hashes that do not depend on their addresses."""
-    from sbp_core.client.io.aio_transport import AsyncConnection
+    from sbp_core.client.io.connection import AsyncConnection
     from sbp_core.server.outgoing import Backlog
     from sbp_core.server.peer import Peer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 import pytest
@@ -15,9 +16,10 @@ from sbp_core.client import (
     parse_endpoint,
     parse_endpoints,
 )
+from sbp_core.client.io.aio_transport import AsyncCalls
 from sbp_core.client.io.connection_errors import connect_failed, lost
 from sbp_core.client.io.conversation import Conversation, Phase
-from sbp_core.client.operations.open_calls import Arrival, Call, Inbox, Reply, gather, pause
+from sbp_core.client.operations.open_calls import Arrival, Call, Reply, Sink, gather, pause
 from sbp_core.client.operations.router import Router
 from sbp_core.errors import (
     ConfigurationError,
@@ -121,32 +123,38 @@ def frame(*, is_end: bool) -> Frame:
     return Frame(Opcode.PING, Flag.RESPONSE | (Flag.END if is_end else 0), 1)
 
 
-def test_inbox_keeps_arrivals_for_who_asks() -> None:
-    inbox = Inbox()
-    first, second = inbox.open(10), inbox.open(20)
-    part, last = Arrival(first, frame(is_end=False)), Arrival(second, frame(is_end=True))
-    inbox.deliver(part)
-    inbox.deliver(last)
-    assert inbox.open_numbers == (first,)
-    assert inbox.maybe_claim(frozenset({second})) is last
-    assert inbox.maybe_claim(frozenset({second})) is None
-    assert inbox.maybe_wake_ms(None) == 10
-    assert inbox.maybe_wake_ms(5) == 5
-    assert inbox.expired(9.9) == []
-    assert inbox.expired(10) == [first]
-    inbox.abandon(first)
-    inbox.deliver(part)
-    assert inbox.maybe_claim(frozenset({first})) is None
-    assert inbox.maybe_wake_ms(None) is None
+class Pool:
+    """A pool, and its only connection, which sends nothing."""
+
+    may_write = True
+
+    def __init__(self) -> None:
+        self.sinks: list[Sink] = []
+
+    def start(self, call, sink):
+        self.sinks.append(sink)
+        return self, len(self.sinks)
+
+    def abandon(self, ticket) -> None:
+        pass
 
 
-def test_inbox_drops_what_comes_after_the_end() -> None:
-    inbox = Inbox()
-    number = inbox.open(10)
-    inbox.deliver(Arrival(number, ConnectError("x")))
-    inbox.deliver(Arrival(number, frame(is_end=True)))
-    assert isinstance(inbox.maybe_claim(frozenset({number})).content, ConnectError)
-    assert inbox.maybe_claim(frozenset({number})) is None
+def test_arrivals_are_kept_for_who_asks() -> None:
+    async def body() -> None:
+        pool, ping = Pool(), Call("a:1", Opcode.PING, None, 60_000)
+        part, last = frame(is_end=False), frame(is_end=True)
+        with AsyncCalls(pool) as calls:
+            first, second, third = [await calls.start(ping) for _ in range(3)]
+            for number, content in ((first, part), (second, last), (third, part)):
+                pool.sinks[number](content)
+            pool.sinks[second](ConnectError("behind the end"))
+            calls.abandon(third)
+            pool.sinks[third](last)
+            assert await calls.receive({second}) == Arrival(second, last)
+            assert await calls.receive({second, third}, calls.now_ms()) is None
+            assert await calls.receive({first}) == Arrival(first, part)
+
+    asyncio.run(body())
 
 
 class Scripted(AppendWorld):

@@ -1,290 +1,64 @@
-"""The transport of the client: connections, their pool, and the calls of one operation.
+"""The transport of the client: the pool of its connections, and the calls of one operation.
 
-All of it belongs to the event loop in which it was made. The protocol is in conversation.py, the
-calls of an operation are described in operations/open_calls.py: read these first.
+All of it belongs to one event loop. The calls of an operation are described in
+operations/open_calls.py: read that first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import ipaddress
 import os
-import ssl
+import socket
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection
-from typing import ClassVar, Final, Self, cast
+from functools import lru_cache
+from typing import ClassVar, Self
 
 from sbp_core import limits
 from sbp_core.client.io.answer_limits import Ticket
-from sbp_core.client.io.connection_errors import connect_failed, lost, unread
-from sbp_core.client.io.connections import Connections
-from sbp_core.client.io.conversation import Conversation, Phase
-from sbp_core.client.operations.open_calls import Arrival, Call, Inbox, Sink, timed
+from sbp_core.client.io.connection import AsyncConnection
+from sbp_core.client.operations.open_calls import Arrival, Call, Sink, timed
 from sbp_core.client.types import Connecting, parse_endpoint
-from sbp_core.errors import ConfigurationError, SbpError
-from sbp_core.sockets import AsyncSocket, TlsLink
-from sbp_core.tls import Channel, ready
-from sbp_core.tls_errors import PlainTextError, tls_error
-from sbp_core.wire.checksum import Buffer
+from sbp_core.errors import ClientClosedError, ConfigurationError, SbpError
+from sbp_core.sockets import is_own_address
+from sbp_core.tls import ready
 from sbp_core.wire.opcodes import Opcode
 
-_LOG: Final = logging.getLogger(__name__)
 
+@lru_cache(maxsize=1_000)
+def is_own_endpoint(endpoint: str) -> bool:
+    """Whether an endpoint is on this machine, by its address or this machine's name.
 
-class AsyncConnection(asyncio.BufferedProtocol):
-    """A connection to `endpoint` that is being made while the first calls are queued already.
-
-    `_ended` is done as soon as there is no socket any longer, and never will be. A connection that
-    was just made is not cancelled but aborted: uvloop forgets `connection_lost` for one whose
-    `create_connection` is cancelled after `connection_made`.
+    Other names are not resolved, which may block. Nothing is sent: a UDP socket that connects asks
+    the system for the route only.
     """
-
-    def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
-        self._address = parse_endpoint(endpoint)
-        self._connect_seconds = connecting.timeout_ms / 1000
-        self._tls = connecting.tls
-        self._loop = asyncio.get_running_loop()
-        self._conversation = Conversation(
-            endpoint,
-            client_id,
-            connecting.all_wishes,
-            connecting.credentials,
-            identity=connecting.shown_identity,
-            clock=self._loop.time,
-        )
-        self._queued: list[Buffer] = self._conversation.greeting()
-        self._transport: asyncio.Transport | None = None
-        self._socket: AsyncSocket | None = None
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-        self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._resume_timer: asyncio.TimerHandle | None = None
-        self._connecting = self._loop.create_task(self._connect())
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether new calls may be started."""
-        return self._conversation.is_usable
-
-    @property
-    def is_over(self) -> bool:
-        """Whether its calls have ended and its socket is closed or closing."""
-        return self._conversation.phase is Phase.CLOSED
-
-    def start(self, call: Call, sink: Sink) -> Ticket:
-        """Send a call, return its ticket. Raises SbpError when nothing was sent."""
-        ticket, buffers = self._conversation.start(call, sink, self._unsent_bytes)
-        self._send(buffers)
-        return ticket
-
-    @property
-    def may_write(self) -> bool:
-        """Whether `drain` would return at once."""
-        return self._may_write.is_set()
-
-    async def drain(self) -> None:
-        """Wait until the transport wants more bytes, or the connection is over."""
-        await self._may_write.wait()
-
-    def abandon(self, ticket: Ticket) -> None:
-        """Stop listening to a call."""
-        self._conversation.abandon(ticket)
-        self._close_if_finished()
-
-    def extension_ms(self, ticket: Ticket) -> float:
-        """Return the waits that the server asked for since the deadline of a call was set last."""
-        return self._conversation.extension_ms(ticket)
-
-    def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
-        """Give up a call whose deadline passed, and the connection after its open calls."""
-        error = self._conversation.expire(ticket, opcode)
-        self._close_if_finished()
-        return error
-
-    def retire(self) -> None:
-        """Accept no new calls, and close after the open ones."""
-        self._conversation.retire()
-        self._close_if_finished()
-
-    def abort(self, reason: object = "closed by this client") -> None:
-        """End the connection; open calls fail. Bytes not sent yet are dropped."""
-        self._end(lost(self._conversation.endpoint, reason))
-        if self._transport is not None:
-            self._transport.abort()
-        else:
-            self._connecting.cancel()
-
-    async def close(self) -> None:
-        """Abort the connection, and return when its socket is closed, or soon."""
-        self.abort()
-        waiting = {self._connecting, self._ended}
-        _, pending = await asyncio.wait(waiting, timeout=limits.CLOSE_TIMEOUT_MS / 1000)
-        if pending:
-            _LOG.warning(
-                "connection not closed: server=%s waited_ms=%d; it is abandoned",
-                self._conversation.endpoint,
-                limits.CLOSE_TIMEOUT_MS,
-            )
-
-    # asyncio.BufferedProtocol.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send what is queued."""
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_HIGH_BYTES)
-        self._socket = AsyncSocket(self._transport)
-        if self._conversation.phase is Phase.CLOSED:
-            self._transport.abort()
-            return
-        queued, self._queued = self._queued, []
-        self._send([*queued, *self._conversation.on_connected()])
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what is open."""
-        endpoint, link = self._conversation.endpoint, self._transport
-        error: SbpError = lost(endpoint, exc or "the server closed it")
-        if isinstance(exc, ssl.SSLError) and isinstance(link, TlsLink) and link.is_unanswered:
-            error = tls_error(endpoint, self._address[0], exc)
-        self._end(error)
-        self._note_ended()
-
-    def pause_writing(self) -> None:
-        """Let `drain` wait."""
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        """Let `drain` return."""
-        self._may_write.set()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where received bytes go."""
-        del sizehint
-        return self._conversation.get_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Handle received bytes."""
-        if self._conversation.buffer_updated(nbytes):
-            self._send(self._conversation.receive(self._unsent_bytes))
-            self._close_if_finished()
-            if self._conversation.throttling.is_on:
-                self._resume_later()
-        if self._socket is not None:
-            self._socket.receiving.expect(self._conversation.missing_bytes)
-
-    def eof_received(self) -> bool:
-        """Close when the server does."""
+    host, port = parse_endpoint(endpoint)
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() in {"localhost", socket.gethostname().lower()}
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))
+            return is_own_address(probe)
+    except OSError:
         return False
-
-    async def _connect(self) -> None:
-        host, port = self._address
-        deadline = self._loop.call_later(self._connect_seconds, self._on_connect_timeout)
-        try:
-            if self._tls is None:
-                await self._loop.create_connection(lambda: self, host, port)
-            else:
-                await self._connect_securely(ready(self._tls).client_channel(host))
-        except (PlainTextError, ssl.SSLError) as failure:
-            self._end(tls_error(self._conversation.endpoint, host, failure))
-        except (OSError, UnicodeError, RuntimeError) as failure:  # or an executor that is closed
-            self._fail_to_connect(failure)
-        except asyncio.CancelledError:  # from outside perhaps, with a connection just made
-            self._end(lost(self._conversation.endpoint, "the making of it was cancelled"))
-            self._transport = self._socket = None
-            raise
-        finally:
-            deadline.cancel()
-            if self._transport is None:
-                self._note_ended()
-
-    async def _connect_securely(self, channel: Channel) -> None:
-        """Connect, and return after the handshake. Raises what ends it."""
-        link = TlsLink(self, channel)
-        await self._loop.create_connection(lambda: link, *self._address)
-        try:
-            await link.opened
-        finally:
-            if self._transport is None:
-                link.abort()
-
-    def _on_connect_timeout(self) -> None:
-        if self._transport is None:
-            self._fail_to_connect(TimeoutError())
-            self._connecting.cancel()
-
-    def _fail_to_connect(self, failure: Exception) -> None:
-        self._end(connect_failed(self._conversation.endpoint, failure, self._connect_seconds))
-
-    @property
-    def _unsent_bytes(self) -> int:
-        return sum(map(len, self._queued)) if self._socket is None else self._socket.unsent_bytes
-
-    def _send(self, buffers: list[Buffer]) -> None:
-        if self._conversation.phase is Phase.CLOSED:
-            return
-        if self._socket is None:
-            self._queued += buffers
-        elif buffers:
-            self._socket.send(buffers)
-            if self._stall_timer is None and self._socket.unsent_bytes:
-                self._watch_for_stall(self._socket)
-
-    def _watch_for_stall(self, sending: AsyncSocket) -> None:
-        """Look later whether the server has read any of what waits to be sent."""
-        sent_bytes = sending.sent_bytes
-
-        def look() -> None:
-            self._stall_timer = None
-            if not sending.unsent_bytes or self._conversation.phase is Phase.CLOSED:
-                return
-            read_since = self._conversation.throttling.until
-            is_stalled = self._loop.time() - read_since > limits.WRITE_STALL_MS / 1000
-            if sending.sent_bytes == sent_bytes and is_stalled:
-                self.abort(unread(sending.unsent_bytes))
-            else:
-                self._watch_for_stall(sending)
-
-        self._stall_timer = self._loop.call_later(limits.WRITE_STALL_MS / 1000, look)
-
-    def _resume_later(self) -> None:
-        """Send what is held when the server reads again."""
-        if self._resume_timer is None:
-            self._resume_timer = self._loop.call_at(
-                self._conversation.throttling.until, self._resume
-            )
-
-    def _resume(self) -> None:
-        self._resume_timer = None
-        self._send(self._conversation.resume())
-        if self._conversation.throttling.is_on and not self.is_over:
-            self._resume_later()
-
-    def _close_if_finished(self) -> None:
-        if self._conversation.is_finished:
-            self.abort()  # the unsent bytes are of calls that were given up
-
-    def _note_ended(self) -> None:
-        for timer in (self._stall_timer, self._resume_timer):
-            if timer is not None:
-                timer.cancel()
-        if not self._ended.done():
-            self._ended.set_result(None)
-
-    def _end(self, error: SbpError) -> None:
-        self._queued = []
-        self._may_write.set()
-        self._conversation.end(error)
 
 
 class AsyncPool:
-    """The connections of the tasks of one loop at a time; see `Connections`.
+    """The connections of the tasks of one loop at a time, one for each endpoint.
 
-    A second loop, as of another `asyncio.run`, starts without connections, and so does the child of
-    a fork. Raises ConfigurationError if the files of TLS cannot be used.
+    A connection that is no longer usable (lost, after GOAWAY, unresponsive, or idle for so long
+    that the server may be closing it) is replaced at the next call. A second loop, as of another
+    `asyncio.run`, starts without connections, and so does the child of a fork. Raises
+    ConfigurationError if the files of TLS cannot be used.
     """
 
-    _left: ClassVar[list[Connections[AsyncConnection]]] = []
+    _left: ClassVar[list[object]] = []
     """The connections of parents: collected in a child, they would be closed."""
 
     def __init__(
@@ -297,7 +71,10 @@ class AsyncPool:
         self._client_id = uuid.uuid4().hex
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
-        self._connections = Connections(self._make, clock)
+        self._by_endpoint: dict[str, AsyncConnection] = {}
+        self._retired: set[AsyncConnection] = set()
+        self._used_at: dict[str, float] = {}
+        self._is_closed = False
 
     def start(self, call: Call, sink: Sink) -> tuple[AsyncConnection, Ticket]:
         """Send a call. Raises SbpError when it cannot be sent."""
@@ -313,15 +90,28 @@ class AsyncPool:
     def acquire(self, endpoint: str) -> AsyncConnection:
         """Return the connection that a call uses if it is started now; it may have to be made.
 
-        Raises SbpError as `start` does, ConfigurationError while another loop uses the client.
+        Raises SbpError as `start` does, ConfigurationError while another loop uses the client,
+        ClientClosedError after `close`.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._change_loop(loop)
-        return self._connections.acquire(endpoint)
-
-    def _make(self, endpoint: str) -> AsyncConnection:
-        return AsyncConnection(endpoint, self._client_id, self._connecting)
+        if self._is_closed:
+            raise ClientClosedError(f"the client is closed; nothing was sent to {endpoint}")
+        now = self._clock()
+        known = self._by_endpoint.get(endpoint)
+        idle_seconds = now - self._used_at.get(endpoint, now)
+        self._used_at[endpoint] = now
+        if known is not None:
+            # Half of the time after which a server closes an idle connection: a call that is sent
+            # while the server closes it would be lost.
+            if known.is_usable and idle_seconds < limits.IDLE_CONNECTION_MS / 2000:
+                return known
+            known.retire()
+            self._retired = {each for each in self._retired if not each.is_over} | {known}
+        fresh = AsyncConnection(endpoint, self._client_id, self._connecting)
+        self._by_endpoint[endpoint] = fresh
+        return fresh
 
     def _change_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         self._leave_parent()
@@ -330,14 +120,15 @@ class AsyncPool:
                 raise ConfigurationError(
                     "another event loop uses this client now: connect once in each loop"
                 )
-            self._connections.forget()
+            self._by_endpoint.clear()
+            self._retired.clear()
         self._loop = loop
 
     def _leave_parent(self) -> None:
         """In the child of a fork, leave the connections of the parent alone."""
         if self._pid != os.getpid():
-            self._left.append(self._connections)
-            self._connections = Connections(self._make, self._clock)
+            self._left.append((self._by_endpoint, self._retired))
+            self._by_endpoint, self._retired = {}, set()
             self._loop, self._pid = None, os.getpid()
 
     async def close(self) -> None:
@@ -346,19 +137,25 @@ class AsyncPool:
         If this is cancelled they end nevertheless; another close waits for them.
         """
         self._leave_parent()
-        connections = self._connections.close()
-        for connection in connections:
+        self._is_closed = True
+        self._retired.update(self._by_endpoint.values())
+        self._by_endpoint.clear()
+        for connection in self._retired:
             connection.abort()
-        await asyncio.gather(*(connection.close() for connection in connections))
+        await asyncio.gather(*(connection.close() for connection in list(self._retired)))
 
 
 class AsyncCalls:
-    """The open calls of one operation, on the running loop."""
+    """The open calls of one operation, on the running loop, and what arrived for them."""
 
     def __init__(self, pool: AsyncPool, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
         self._clock = clock
-        self._inbox = Inbox()
+        self._count = 0
+        self._deadlines: dict[int, float] = {}
+        """By number: of the calls whose last arrival is still to come."""
+        self._arrivals: deque[Arrival] = deque()
+        """Arrivals that the operation has not asked for yet."""
         self._sent: dict[int, tuple[AsyncConnection, Ticket, Opcode]] = {}
         """By number: the connection and the ticket of a call."""
         self._news: asyncio.Future[None] | None = None
@@ -370,13 +167,15 @@ class AsyncCalls:
 
     async def start(self, call: Call) -> int:
         """Send a call; return its number. Waits while the connection takes no more."""
-        number = self._inbox.open(self.now_ms() + call.timeout_ms)
+        number = self._count
+        self._count += 1
+        self._deadlines[number] = self.now_ms() + call.timeout_ms
         try:
             connection, ticket = self._pool.start(
                 call, lambda content: self._deliver(Arrival(number, content))
             )
         except SbpError as error:
-            self._inbox.deliver(Arrival(number, error))
+            self._deliver(Arrival(number, error))
             return number
         self._sent[number] = (connection, ticket, call.opcode)
         if not connection.may_write:
@@ -392,9 +191,9 @@ class AsyncCalls:
     ) -> Arrival | None:
         """Wait for an answer to one of the calls; None at `until_ms`."""
         while True:
-            arrival = self._inbox.maybe_claim(numbers)
+            arrival = self._maybe_claim(numbers)
             if arrival is None and self._expire():
-                arrival = self._inbox.maybe_claim(numbers)
+                arrival = self._maybe_claim(numbers)
             if arrival is not None:
                 return arrival
             if until_ms is not None and until_ms <= self.now_ms():
@@ -402,8 +201,9 @@ class AsyncCalls:
             await self._wait_for_news(until_ms)
 
     def abandon(self, number: int) -> None:
-        """Stop listening to a call."""
-        self._inbox.abandon(number)
+        """Stop listening to a call, and forget what arrived for it."""
+        self._deadlines.pop(number, None)
+        self._arrivals = deque(each for each in self._arrivals if each.number != number)
         if number in self._sent:
             connection, ticket, _ = self._sent.pop(number)
             connection.abandon(ticket)
@@ -412,8 +212,16 @@ class AsyncCalls:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in self._inbox.open_numbers:
+        for number in [*self._deadlines]:
             self.abandon(number)
+
+    def _maybe_claim(self, numbers: Collection[int]) -> Arrival | None:
+        """Take out the oldest arrival of one of these calls."""
+        for index, arrival in enumerate(self._arrivals):
+            if arrival.number in numbers:
+                del self._arrivals[index]
+                return arrival
+        return None
 
     def _expire(self) -> bool:
         """Give up the calls whose deadline passed; return whether there were any.
@@ -421,21 +229,25 @@ class AsyncCalls:
         A call that the server made wait by `throttle_time_ms` has that much longer.
         """
         has_expired = False
-        for number in self._inbox.expired(self.now_ms()):
+        now_ms = self.now_ms()
+        for number in [each for each, due_ms in self._deadlines.items() if due_ms <= now_ms]:
             connection, ticket, opcode = self._sent[number]
             extension_ms = connection.extension_ms(ticket)
             if extension_ms > 0:
-                self._inbox.extend(number, extension_ms)
+                self._deadlines[number] += extension_ms
                 continue
-            del self._sent[number]
-            self._inbox.deliver(Arrival(number, connection.expire(ticket, opcode)))
+            self._deliver(Arrival(number, connection.expire(ticket, opcode)))
             has_expired = True
         return has_expired
 
     def _deliver(self, arrival: Arrival) -> None:
+        """Keep an arrival, and wake the operation; an arrival for a closed call is dropped."""
+        if arrival.number not in self._deadlines:
+            return
+        self._arrivals.append(arrival)
         if arrival.is_last:
+            del self._deadlines[arrival.number]
             self._sent.pop(arrival.number, None)
-        self._inbox.deliver(arrival)
         self._wake()
 
     def _wake(self) -> None:
@@ -444,11 +256,11 @@ class AsyncCalls:
 
     async def _wait_for_news(self, until_ms: float | None) -> None:
         """Wait until something arrives, a call has taken too long, or it is `until_ms`."""
-        wake_ms = self._inbox.maybe_wake_ms(until_ms)
-        assert wake_ms is not None, "waiting for nothing"
+        times = [*self._deadlines.values(), *(() if until_ms is None else (until_ms,))]
+        assert times, "waiting for nothing"
         loop = asyncio.get_running_loop()
         self._news = loop.create_future()
-        timer = loop.call_later((wake_ms - self.now_ms()) / 1000, self._wake)
+        timer = loop.call_later((min(times) - self.now_ms()) / 1000, self._wake)
         try:
             await self._news
         finally:

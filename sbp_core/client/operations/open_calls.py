@@ -7,7 +7,6 @@ Times are milliseconds of a monotonic clock.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, Self
 
@@ -65,68 +64,6 @@ class Arrival(Struct, frozen=True):
     def is_last(self) -> bool:
         """Whether nothing more comes for the call."""
         return isinstance(self.content, SbpError) or self.content.is_end
-
-
-class Inbox:
-    """The open calls of one operation, and the arrivals that it has not asked for yet."""
-
-    def __init__(self) -> None:
-        self._deadlines: dict[int, float] = {}
-        self._arrivals: deque[Arrival] = deque()
-        self._next_number = 0
-
-    @property
-    def open_numbers(self) -> tuple[int, ...]:
-        """Calls whose last arrival is still to come."""
-        return tuple(self._deadlines)
-
-    @property
-    def last_number(self) -> int:
-        """The number of the newest call."""
-        return self._next_number - 1
-
-    def open(self, deadline_ms: float) -> int:
-        """Return the number of a new call."""
-        number = self._next_number
-        self._next_number += 1
-        self._deadlines[number] = deadline_ms
-        return number
-
-    def deliver(self, arrival: Arrival) -> None:
-        """Keep an arrival; one for a closed call is dropped."""
-        if arrival.number not in self._deadlines:
-            return
-        self._arrivals.append(arrival)
-        if arrival.is_last:
-            del self._deadlines[arrival.number]
-
-    def abandon(self, number: int) -> None:
-        """Close a call and forget what arrived for it."""
-        self._deadlines.pop(number, None)
-        self._arrivals = deque(entry for entry in self._arrivals if entry.number != number)
-
-    def maybe_claim(self, numbers: Collection[int]) -> Arrival | None:
-        """Take out the oldest arrival of one of these calls."""
-        for index, arrival in enumerate(self._arrivals):
-            if arrival.number in numbers:
-                del self._arrivals[index]
-                return arrival
-        return None
-
-    def expired(self, now_ms: float) -> list[int]:
-        """Return the open calls whose deadline is not after `now_ms`."""
-        return [number for number, deadline in self._deadlines.items() if deadline <= now_ms]
-
-    def extend(self, number: int, extension_ms: float) -> None:
-        """Let a call have longer."""
-        self._deadlines[number] += extension_ms
-
-    def maybe_wake_ms(self, until_ms: float | None) -> float | None:
-        """Return the next time at which waiting is over without an arrival."""
-        times = list(self._deadlines.values())
-        if until_ms is not None:
-            times.append(until_ms)
-        return min(times, default=None)
 
 
 class Calls(Protocol):

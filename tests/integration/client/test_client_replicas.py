@@ -9,7 +9,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, StreamBounds, Transaction
-from sbp_core.client.io.connections import is_own_endpoint
+from sbp_core.client.io.aio_transport import is_own_endpoint
 from sbp_core.client.operations.replicas import Replicas, Turn
 from sbp_core.errors import (
     ConnectError,
