@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import psycopg
-from sqlalchemy import make_url
+from sqlalchemy import event, make_url, text
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.errors import ConfigurationError, StatusError
@@ -244,7 +244,8 @@ MORE_TABLES = (
 def contents(store):
     """All that the store says, but of its own starts."""
     rows = {
-        table: store._database._execute(f"SELECT * FROM {table}") for table in TABLES + MORE_TABLES
+        table: store._database.query(text(f"SELECT * FROM {table}"))
+        for table in TABLES + MORE_TABLES
     }
     named = store.streams_by_name([f"stream-{number}" for number in range(40)])
     return rows, named, store.schemas.maybe_newest(1), store.writers_before(3, 1)
@@ -268,6 +269,21 @@ def fill(store):
     store.cursors.commit(
         "group", [CursorChange(number, 100 * number + 1) for number in range(1, 30)], 10
     )
+
+
+@contextlib.contextmanager
+def failing_disk(store):
+    """Let every statement of an SQLite store fail, as an I/O error of its file does."""
+
+    def fail(*_):
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        raise error
+
+    engine = store._database._connection.engine
+    event.listen(engine, "do_execute", fail)
+    yield
+    event.remove(engine, "do_execute", fail)
 
 
 def verdict(folder, expected):

@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 
 import pytest
+from sqlalchemy import text
 
 from sbp_core.cli.main import main
 from sbp_core.errors import ConfigurationError, StatusError
@@ -125,7 +126,7 @@ def test_a_commit_that_fails_leaves_the_checksums_right(tmp_path):
 
     def fail():
         with store._database.transaction():
-            store._database._execute("DELETE FROM streams")
+            store._database.change(text("DELETE FROM streams"))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -139,7 +140,7 @@ def test_a_commit_that_fails_leaves_the_checksums_right(tmp_path):
 def test_a_change_outside_of_a_transaction_is_refused(tmp_path):
     store = open_store(tmp_path)
     with pytest.raises(StatusError):
-        store._database._execute("UPDATE cluster SET revision = 5")
+        store._database.change(text("UPDATE cluster SET revision = 5"))
     store.close()
     open_store(tmp_path).close()
 

@@ -1,8 +1,10 @@
 """Tests of every MetadataStore, in both homes; then tests of the SQLite store only."""
 
 import sqlite3
+from contextlib import suppress
 
 import pytest
+from sqlalchemy import text
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.log.disk import OsDisk, OsFile
@@ -11,7 +13,7 @@ from sbp_core.pd.metadata.tables import SCHEMA_VERSION
 from sbp_core.pd.model import (
     NewStream,
 )
-from tests.support.metadata import SqliteHome
+from tests.support.metadata import SqliteHome, failing_disk
 
 FIRST = (-1, -1)
 
@@ -43,10 +45,24 @@ def test_a_batch_that_fails_leaves_nothing(store):
     assert create(store, "a")
 
 
-@pytest.mark.parametrize("text", ["'; DROP TABLE streams; --", 'a"b', "%s %(name)s", "\u202e"])
-def test_text_is_data(store, text):
-    create(store, text)
-    assert store.streams_by_name([text])[0].name == text
+def test_a_transaction_in_which_a_statement_failed_is_not_committed(store):
+    database = store._database
+
+    def go_on_after_an_error():
+        with database.transaction():
+            database.change(text("UPDATE cluster SET revision = 9"))
+            with suppress(StatusError):
+                database.change(text("INSERT INTO streams (stream_id) VALUES (1)"))
+
+    with pytest.raises(StatusError, match="a statement of this transaction failed"):
+        go_on_after_an_error()
+    assert store.revision() == 0
+
+
+@pytest.mark.parametrize("name", ["'; DROP TABLE streams; --", 'a"b', "%s %(name)s", "\u202e"])
+def test_text_is_data(store, name):
+    create(store, name)
+    assert store.streams_by_name([name])[0].name == name
 
 
 def test_each_store_is_a_cluster_of_its_own(new_home):
@@ -77,7 +93,7 @@ def test_files_are_private(tmp_path):
 def test_durability_is_on(tmp_path):
     store = open_store(tmp_path)
     pragma = {
-        name: store._database._execute(f"PRAGMA {name}")[0][0][0]
+        name: store._database.query(text(f"PRAGMA {name}"))[0][0]
         for name in ("journal_mode", "synchronous", "foreign_keys", "locking_mode")
     }
     store.close()
@@ -155,19 +171,8 @@ def test_a_file_of_another_user_is_refused(tmp_path):
 def test_after_a_broken_file_nothing_more_is_served(tmp_path):
     store = open_store(tmp_path)
     create(store, "a")
-
-    class Broken:
-        in_transaction = False
-
-        def execute(self, sql, parameters):
-            error = sqlite3.OperationalError("disk I/O error")
-            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-            raise error
-
-    connection, store._database._connection = store._database._connection, Broken()
-    with pytest.raises(StatusError, match="disk I/O error"):
+    with failing_disk(store), pytest.raises(StatusError, match="disk I/O error"):
         create(store, "b")
-    store._database._connection = connection
     for _ in range(2):
         with pytest.raises(StatusError, match="disk I/O error"):
             store.revision()
@@ -177,12 +182,12 @@ def test_after_a_broken_file_nothing_more_is_served(tmp_path):
 def test_a_full_disk_is_survived(tmp_path):
     store = open_store(tmp_path)
     create(store, "a")
-    ((pages,),), _ = store._database._execute("PRAGMA page_count")
-    store._database._execute(f"PRAGMA max_page_count = {pages}")
+    ((pages,),) = store._database.query(text("PRAGMA page_count"))
+    store._database.query(text(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(StatusError, match="full"):
         store.create_streams([new("n" * 200 + str(index)) for index in range(1000)], 0)
     assert len(store.streams_after(-1, 10)) == 1
-    store._database._execute("PRAGMA max_page_count = 1000000")
+    store._database.query(text("PRAGMA max_page_count = 1000000"))
     create(store, "b")
     store.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from sqlalchemy import bindparam, delete, select
@@ -130,7 +131,7 @@ class GroupTables:
         )
 
 
-def _group(generation: int, members: list[Any], holdings: list[Any]) -> Group:
+def _group(generation: int, members: Sequence[Any], holdings: Sequence[Any]) -> Group:
     return Group(
         generation,
         {each.member_id: each for each in map(_member, members)},

@@ -23,7 +23,7 @@ one lead again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from shlex import quote
@@ -34,11 +34,10 @@ from sqlalchemy import (
     Connection,
     Delete,
     Engine,
+    Executable,
     Insert,
-    Select,
     Table,
     Update,
-    bindparam,
     create_engine,
     func,
     insert,
@@ -59,8 +58,7 @@ from sbp_core.errors import (
     StatusError,
     StoreUnavailableError,
 )
-from sbp_core.failpoints import failpoint
-from sbp_core.pd.metadata.database import Database, Statement, Value
+from sbp_core.pd.metadata.database import Database, Value
 from sbp_core.pd.metadata.history import (
     CommitId,
     History,
@@ -103,9 +101,7 @@ NEXT_NUMBER: Final = (
     update(last_commit).values(number=last_commit.c.number + 1).returning(last_commit.c.number)
 )
 LIVES: Final = select(lives.c.life_id, lives.c.first_commit).order_by(lives.c.life_number)
-ADD_LIFE: Final = insert(lives).values(
-    life_id=bindparam("life_id"), first_commit=bindparam("first_commit")
-)
+ADD_LIFE: Final = insert(lives)
 _LAST_STREAM_ID: Final = select(cluster.c.last_stream_id)
 _DEPENDENTS: Final = {
     parent.name: [
@@ -119,7 +115,11 @@ _DEPENDENTS: Final = {
 
 
 def engine_of(
-    url: str, pool: type[Pool], *, statement_timeout_ms: int = _STATEMENT_TIMEOUT_MS
+    url: str,
+    pool: type[Pool],
+    *,
+    statement_timeout_ms: int = _STATEMENT_TIMEOUT_MS,
+    is_autocommit: bool = False,
 ) -> Engine:
     """Return an engine for a database. Raises ConfigurationError if there can be none."""
     settings = {
@@ -131,6 +131,8 @@ def engine_of(
         return create_engine(
             parsed.set(query={"target_session_attrs": "read-write", **parsed.query}),
             poolclass=pool,
+            isolation_level="AUTOCOMMIT" if is_autocommit else None,
+            hide_parameters=True,
             connect_args={
                 "connect_timeout": _CONNECT_TIMEOUT_S,
                 "options": " ".join(f"-c {name}={each}" for name, each in settings.items()),
@@ -156,25 +158,15 @@ class PostgresqlDatabase(Database):
         Raises ConfigurationError when the database cannot be used, or must not be.
         """
         self._url = url
-        engine = engine_of(url, NullPool)
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
-        super().__init__(engine.dialect)
-        driver = engine.dialect.loaded_dbapi
-        self._errors = driver.Error
-        self._unavailable = (
-            *(OperationalError, driver.OperationalError),
-            driver.errors.ReadOnlySqlTransaction,
-        )
-        self._connection: Connection | None = None
-        self._is_in_transaction = False
+        with begun(engine_of(url, NullPool), url) as connection:
+            _prepare(connection, url)
+            super().__init__(engine_of(url, NullPool, is_autocommit=True).connect())
         self._term = 0
         self._life_id = ""
-        self._last_number = 0
+        self._last_number = self._next_number = 0
         self._changed_count = 0
         self._is_unconfirmed = False
         self._counts: dict[str, int] = {}
-        with begun(engine, url) as connection:
-            _prepare(connection, url)
 
     def lead(self, term: int) -> None:
         """Write in a term from now on, which `Leadership` gave; 0: no longer.
@@ -190,31 +182,6 @@ class PostgresqlDatabase(Database):
             ((number,),) = self.query(NUMBER)
             self._life_id = new_life_id(epoch_of_stream_id(last_stream_id))
             self.change(ADD_LIFE, life_id=self._life_id, first_commit=number + 1)
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Make one commit of what is changed within, on disk at the end; all or nothing.
-
-        Raises NotLeaderError unless this placement driver leads.
-        """
-        counts_before, number_before = dict(self._counts), self._last_number
-        self._execute("BEGIN")
-        self._is_in_transaction, self._changed_count, is_committed = True, 0, False
-        try:
-            self._check_term(self.query(_GUARD))
-            yield
-            if self._changed_count:
-                ((self._last_number,),) = self.query(NEXT_NUMBER)
-            failpoint("pd.before_commit")
-            self.commits_tried += bool(self._changed_count)
-            self._execute("COMMIT")
-            is_committed = True
-            failpoint("pd.after_commit")
-        finally:
-            self._is_in_transaction = False
-            if not is_committed:
-                self._counts, self._last_number = counts_before, number_before
-                self._roll_back()
 
     def confirm(self) -> None:
         """Raise NotLeaderError unless what was read since the last call was the newest there is."""
@@ -259,15 +226,43 @@ class PostgresqlDatabase(Database):
 
     def close(self) -> None:
         """Close the connection."""
-        self._disconnect()
-        self._engine.dispose()
+        self._connection.close()
 
-    def _run(self, statement: Statement, values: dict[str, Value]) -> tuple[list[Any], int]:
-        rows, changed = super()._run(statement, values)
-        if not isinstance(statement, Select):
+    def _execute(
+        self, statement: Executable, values: Mapping[str, Value]
+    ) -> tuple[Sequence[Any], int]:
+        rows, changed = super()._execute(statement, values)
+        self._is_unconfirmed |= not self._is_in_transaction
+        if isinstance(statement, Insert | Update | Delete):
             self._changed_count += changed
             self._count_changes(statement, changed)
         return rows, changed
+
+    def _begin_changes(self) -> None:
+        self._changed_count = 0
+        self._check_term(self.query(_GUARD))
+
+    def _end_changes(self) -> bool:
+        if not self._changed_count:
+            return False
+        ((self._next_number,),) = self.query(NEXT_NUMBER)
+        return True
+
+    def _note_commit(self) -> None:
+        self._last_number = self._next_number
+
+    def _roll_back(self) -> None:
+        self._counts.clear()
+        super()._roll_back()
+
+    def _error_of(self, error: DBAPIError) -> StatusError:
+        _LOG.error("metadata failed store=%s: %s", shown_url(self._url), error.orig, exc_info=error)
+        message = f"the placement driver's metadata store failed: {error.orig}"
+        if is_read_only(error.orig):  # the next transaction looks for the new primary
+            self._connection.invalidate()
+        if isinstance(error, OperationalError) or is_read_only(error.orig):
+            return StoreUnavailableError.of(message)
+        return StatusError(StatusCode.PD_INTERNAL, message)
 
     def _count_changes(self, statement: Insert | Update | Delete, changed: int) -> None:
         table = cast("Table", statement.table).name
@@ -277,58 +272,7 @@ class PostgresqlDatabase(Database):
             for dependent in _DEPENDENTS[table]:
                 self._counts.pop(dependent, None)
 
-    def _execute(
-        self, sql: str, values: dict[str, Value] | tuple[()] = ()
-    ) -> tuple[list[Any], int]:
-        if self.failure is not None:
-            raise self.failure
-        try:
-            cursor = self._driver().execute(sql, values)
-            if sql == "COMMIT" and cursor.statusmessage != sql:
-                raise StatusError(StatusCode.PD_INTERNAL, "the database rolled back a commit")
-            self._is_unconfirmed |= not self._is_in_transaction
-            return cursor.fetchall() if cursor.description else [], cursor.rowcount
-        except (DBAPIError, self._errors) as error:
-            _LOG.error(
-                "metadata failed store=%s sql=%r: %s",
-                shown_url(self._url),
-                sql,
-                error,
-                exc_info=error,
-            )
-            message = f"the placement driver's metadata store failed: {error}"
-            if is_read_only(error):  # the next transaction looks for the new primary
-                self._driver().close()
-            if isinstance(error, self._unavailable):
-                raise StoreUnavailableError.of(message) from error
-            raise StatusError(StatusCode.PD_INTERNAL, message) from error
-
-    def _driver(self) -> Any:
-        """Return the driver's connection; within a transaction the one that it began on."""
-        connection = self._connection
-        if connection is not None:
-            driver = cast("Any", connection.connection.driver_connection)
-            if self._is_in_transaction or not driver.closed:
-                return driver
-        self._disconnect()
-        connection = self._connection = self._engine.connect()
-        self._counts.clear()
-        return connection.connection.driver_connection
-
-    def _roll_back(self) -> None:
-        """End a transaction; if that fails the connection is of no use."""
-        try:
-            self._driver().execute("ROLLBACK")
-        except (DBAPIError, self._errors):
-            self._disconnect()
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.invalidate()
-            connection.close()
-
-    def _check_term(self, rows: list[Any]) -> None:
+    def _check_term(self, rows: Sequence[Any]) -> None:
         ((term,),) = rows
         if not self._term or term != self._term:
             self._life_id = ""

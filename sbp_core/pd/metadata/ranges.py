@@ -13,7 +13,6 @@ from sqlalchemy import (
     BigInteger,
     BindParameter,
     ColumnElement,
-    LargeBinary,
     Select,
     Table,
     and_,
@@ -232,14 +231,10 @@ _REMOVE_REPLICA: Final = delete(replicas).where(
     replicas.c.range_index == bindparam("range_index"),
     replicas.c.position == bindparam("position"),
 )
-_SEAL: Final = (
-    update(ranges)
-    .where(*_IS_RANGE, ranges.c.end_offset.is_(None))
-    .values(
-        end_offset=bindparam("end"),
-        end_seq=bindparam("seq", type_=BigInteger()),
-        end_digest=bindparam("digest", type_=LargeBinary()),
-    )
+_SEAL: Final = update(ranges).where(
+    ranges.c.stream_id == bindparam("of_stream_id"),
+    ranges.c.range_index == bindparam("of_range_index"),
+    ranges.c.end_offset.is_(None),
 )
 _WRITERS: Final = select(writers.c.writers).where(
     writers.c.stream_id == _STREAM_ID, writers.c.range_index == bindparam("range_index")
@@ -414,11 +409,11 @@ class RangeTables:
         is_replicated = end.end_seq != NO_SEQ
         sealed = self._change(
             _SEAL,
-            stream_id=end.stream_id,
-            range_index=end.range_index,
-            end=end.end_offset,
-            seq=end.end_seq if is_replicated else None,
-            digest=end.end_digest if is_replicated else None,
+            of_stream_id=end.stream_id,
+            of_range_index=end.range_index,
+            end_offset=end.end_offset,
+            end_seq=end.end_seq if is_replicated else None,
+            end_digest=end.end_digest if is_replicated else None,
         )
         if sealed:
             self._record_writers(end)

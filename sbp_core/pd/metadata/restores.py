@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import insert, select, update
 
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.servers import ServerTables
@@ -12,7 +12,7 @@ from sbp_core.pd.metadata.tables import restores
 
 _ALL: Final = select(restores.c.backup_id, restores.c.completed_at_ms)
 _BEGIN: Final = insert(restores)
-_COMPLETE: Final = update(restores).values(completed_at_ms=bindparam("completed_at_ms"))
+_COMPLETE: Final = update(restores)
 
 
 class Restore(NamedTuple):

@@ -24,9 +24,7 @@ _BUMP_REVISION: Final = update(cluster).values(revision=cluster.c.revision + 1)
 _LAST_ID: Final = select(cluster.c.last_server_id)
 _NEXT_ID: Final = update(cluster).values(last_server_id=cluster.c.last_server_id + 1)
 _LAST_STREAM_ID: Final = select(cluster.c.last_stream_id)
-_SET_NUMBERS: Final = update(cluster).values(
-    last_stream_id=bindparam("last_id"), revision=bindparam("new_revision")
-)
+_SET_NUMBERS: Final = update(cluster)
 _ADDRESSES: Final = select(servers.c.server_id, servers.c.address)
 _ADDRESS: Final = select(servers.c.address).where(servers.c.server_id == _SERVER_ID)
 _PUT_SERVER: Final = Put(servers)
@@ -81,7 +79,7 @@ class ServerTables:
 
     def count_on_from(self, last_stream_id: int, revision: int) -> None:
         """Let ids of streams and revisions go on after these, within a transaction."""
-        self._database.change(_SET_NUMBERS, last_id=last_stream_id, new_revision=revision)
+        self._database.change(_SET_NUMBERS, last_stream_id=last_stream_id, revision=revision)
 
     def allocate_id(self) -> int:
         """Return an id for a range server, never issued before."""

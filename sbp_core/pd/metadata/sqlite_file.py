@@ -14,20 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final
+from typing import ClassVar, Final
 
-from sqlalchemy import create_engine, insert
-from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy import create_engine, insert, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from sbp_core.errors import ConfigurationError, DiskFullError, StatusCode, StatusError
-from sbp_core.failpoints import failpoint
 from sbp_core.limits import KIB, MIB
 from sbp_core.log.disk import OsDisk, describe_os_error
 from sbp_core.log.full_disk import SpaceReserve
 from sbp_core.pd.metadata.data_dir import DataDir
-from sbp_core.pd.metadata.database import Database, Value
+from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.history import (
     UNKNOWN_CONTENT,
     CommitId,
@@ -73,12 +71,13 @@ _FATAL_CODES: Final = frozenset(
 class SqliteFile(Database):
     """The file `metadata.sqlite` of a data directory, and `metadata.mark` beside it."""
 
+    _BEGIN: ClassVar = text("BEGIN IMMEDIATE")
+
     def __init__(self, data_dir: Path) -> None:
         """Open and check the file, or make it.
 
         Raises ConfigurationError when the directory or the file cannot be used, or must not be.
         """
-        super().__init__(SQLiteDialect_pysqlite(paramstyle="named"))
         self._dir = DataDir(data_dir)
         self._reserve = SpaceReserve(OsDisk(), data_dir, _RESERVE_BYTES)
         if self._free_bytes() < _LOW_BYTES:
@@ -86,11 +85,11 @@ class SqliteFile(Database):
         self._is_mark_writable = True
         try:
             self._mark = CommitMark.maybe_open(data_dir)
-            self._connection = connect(self._dir.database)
+            self._file = connect(self._dir.database)
             try:
                 self._prepare(data_dir)
             except BaseException:
-                self._dir.close_untouched(self._connection)
+                self._dir.close_untouched(self._file)
                 raise
         except UNREADABLE as error:
             self._dir.release()
@@ -113,37 +112,13 @@ class SqliteFile(Database):
         return self._content.count(table)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Make one commit of what is changed within, on disk at the end; all or nothing."""
-        if self._reserve.is_whole and self._free_bytes() < _LOW_BYTES:
-            self._reserve.release()
-        self._execute("BEGIN IMMEDIATE")
-        self._content.begin()
-        try:
-            yield
-            is_changed = self._seal()
-            failpoint("pd.before_commit")
-            self._execute("COMMIT")
-            if is_changed:
-                self._content.adopt()
-                self._note_commit()
-            failpoint("pd.after_commit")
-        finally:
-            if self._connection.in_transaction:
-                self._connection.rollback()
-
-    @contextmanager
     def reading_blobs(self) -> Iterator[None]:
         """Read what is longer than a page from memory, too, where it was checked.
 
         Outside of writing transactions some versions of SQLite read the rest of it from the file.
         """
-        self._execute("BEGIN IMMEDIATE")
-        try:
+        with self._begun():
             yield
-        finally:
-            if self._connection.in_transaction:
-                self._connection.rollback()
 
     def lead(self, term: int) -> None:
         """Do nothing: the one process that has the file leads."""
@@ -155,7 +130,7 @@ class SqliteFile(Database):
         """Whether the store has had a commit, or one of an epoch that was closed."""
         if self.failure is not None:
             raise self.failure
-        history = History(lives_of(self._connection), self._content.commit.number)
+        history = History(lives_of(self._file), self._content.commit.number)
         return history.has(claimed)
 
     def check_history(self, claimed: CommitId) -> None:
@@ -180,12 +155,13 @@ class SqliteFile(Database):
 
     def close(self) -> None:
         """Close the file, all of it in one place, and release the directory."""
+        self._connection.close()
         if self.failure is None:
             try:
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             except sqlite3.Error as error:
                 _LOG.warning("metadata not checkpointed file=%s: %s", self._dir.database, error)
-        self._connection.close()
+        self._file.close()
         if self._mark is not None:
             self._mark.close()
         self._dir.release()
@@ -193,20 +169,29 @@ class SqliteFile(Database):
     # Inside
 
     def _prepare(self, data_dir: Path) -> None:
-        found = inspect_store(self._connection, self._dir.database, self._mark)
+        found = inspect_store(self._file, self._dir.database, self._mark)
         self._refuse_faults(found)
+        super().__init__(
+            create_engine(
+                "sqlite://",
+                creator=lambda: self._file,
+                poolclass=StaticPool,
+                isolation_level="AUTOCOMMIT",
+                hide_parameters=True,
+            ).connect()
+        )
         if found.version < SCHEMA_VERSION:
             if self._mark is None:
                 # Before the file is of a version that has one: without it, it would be refused.
                 self._mark = CommitMark.create(data_dir)
             self._make_tables(found.version)
             # A file without tables would be taken for a new one, should the log be lost.
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         if self._mark is not None and self._mark.maybe_fault is not None:
             _LOG.warning("metadata mark damaged folder=%s: %s", data_dir, self._mark.maybe_fault)
-        self._content = Content(self._connection)
+        self._content = Content(self._file)
         with self.transaction():
-            self._content.begin_life(current_epoch(self._connection))
+            self._content.begin_life(current_epoch(self._file))
 
     def _refuse_faults(self, found: Inspection) -> None:
         database = self._dir.database
@@ -225,42 +210,38 @@ class SqliteFile(Database):
 
     def _make_tables(self, version: int) -> None:
         """Make the tables, or bring those of a version up to date; all or nothing."""
-        own = self._connection
-        engine = create_engine("sqlite://", creator=lambda: own, poolclass=StaticPool)
+        own, connection = self._file, self._connection
         try:
-            with engine.begin() as connection:
-                own.execute("BEGIN IMMEDIATE")
-                number = 0
-                if version == 0:
-                    create_tables(connection, SQLITE)
-                    connection.execute(insert(schema_version).values(version=SCHEMA_VERSION))
-                else:
-                    migrate_tables(connection)
-                    # A commit in a life of its own: the mark knows the content of the one before.
-                    number = commit_number_of(own) + 1
-                    add_life(own, new_life_id(current_epoch(own)), number)
-                take_stock(own, number)
+            connection.execute(self._BEGIN)
+            number = 0
+            if version == 0:
+                create_tables(connection, SQLITE)
+                connection.execute(insert(schema_version).values(version=SCHEMA_VERSION))
+            else:
+                migrate_tables(connection)
+                # A commit in a life of its own: the mark knows the content of the one before.
+                number = commit_number_of(own) + 1
+                add_life(own, new_life_id(current_epoch(own)), number)
+            take_stock(own, number)
+            connection.commit()
         except DBAPIError as error:
             raise sqlite3.DatabaseError(str(error.orig)) from error
 
-    def _execute(
-        self, sql: str, values: dict[str, Value] | tuple[()] = ()
-    ) -> tuple[list[Any], int]:
-        if self.failure is not None:
-            raise self.failure
-        try:
-            cursor = self._connection.execute(sql, values)
-            return cursor.fetchall(), cursor.rowcount
-        except sqlite3.Error as error:
-            raise self._failed(error, sql) from error
+    def _begin_changes(self) -> None:
+        if self._reserve.is_whole and self._free_bytes() < _LOW_BYTES:
+            self._reserve.release()
+        self._content.begin()
 
-    def _seal(self) -> bool:
+    def _end_changes(self) -> bool:
         try:
             return self._content.seal()
         except sqlite3.Error as error:
-            raise self._failed(error, "UPDATE content") from error
+            raise self._failed(error) from error
 
-    def _failed(self, error: sqlite3.Error, sql: str) -> StatusError:
+    def _error_of(self, error: DBAPIError) -> StatusError:
+        return self._failed(error.orig or error)
+
+    def _failed(self, error: BaseException) -> StatusError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
             _LOG.error(
@@ -272,9 +253,7 @@ class SqliteFile(Database):
                 f"the disk of {self._dir.database.parent} is full: make room on it, or trim and"
                 " delete streams; the placement driver has a reserve for that",
             )
-        _LOG.error(
-            "metadata failed file=%s sql=%r: %s", self._dir.database, sql, error, exc_info=error
-        )
+        _LOG.error("metadata failed file=%s: %s", self._dir.database, error, exc_info=error)
         failure = StatusError(
             StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
         )
@@ -283,6 +262,7 @@ class SqliteFile(Database):
         return failure
 
     def _note_commit(self) -> None:
+        self._content.adopt()
         self._write_mark(self._content.commit, self._content.checksum)
         self._keep_reserve()
 

@@ -43,6 +43,7 @@ from sbp_core.pd.model import (
 from sbp_core.properties import PROPERTIES_MAX
 
 _STREAM_ID: Final[BindParameter[int]] = bindparam("stream_id")
+_OF_STREAM: Final[BindParameter[int]] = bindparam("of_stream_id")
 _STREAMS: Final = select(*streams.columns)
 _STREAM: Final = _STREAMS.where(streams.c.stream_id == _STREAM_ID)
 _STREAM_OF_NAME: Final = _STREAMS.where(streams.c.name == bindparam("name"))
@@ -52,12 +53,12 @@ _STREAMS_AFTER: Final = (
     .limit(COUNT_MAX)
 )
 _LAST_STREAM_ID: Final = select(cluster.c.last_stream_id)
-_SET_LAST_STREAM_ID: Final = update(cluster).values(last_stream_id=bindparam("last_id"))
+_SET_LAST_STREAM_ID: Final = update(cluster)
 _ADD_STREAM: Final = insert(streams)
 _DELETE_STREAM: Final = delete(streams).where(streams.c.stream_id == _STREAM_ID)
 _CHANGE_STREAM: Final = (
     update(streams)
-    .where(streams.c.stream_id == _STREAM_ID)
+    .where(streams.c.stream_id == _OF_STREAM)
     .values(
         name=func.coalesce(bindparam("new_name", type_=Text()), streams.c.name),
         retention_period_ms=func.coalesce(
@@ -81,7 +82,7 @@ _TRIM_RANGES: Final = delete(ranges).where(
 )
 _TRIM_STARTS: Final = (
     update(ranges)
-    .where(ranges.c.stream_id == _STREAM_ID, ranges.c.start_offset < _TRIMMED_START)
+    .where(ranges.c.stream_id == _OF_STREAM, ranges.c.start_offset < _TRIMMED_START)
     .values(start_offset=_TRIMMED_START)
 )
 
@@ -111,7 +112,7 @@ class StreamTables(RangeTables):
                 created.append(self._maybe_create_stream(last_id + 1, stream, created_at_ms))
                 last_id += created[-1] is not None
             if any(created):
-                self._change(_SET_LAST_STREAM_ID, last_id=last_id)
+                self._change(_SET_LAST_STREAM_ID, last_stream_id=last_id)
                 self._servers.bump_revision([made[0].stream_id for made in created if made])
             return created
 
@@ -232,7 +233,7 @@ class StreamTables(RangeTables):
             self._properties.change(change.stream_id, change.properties)
         self._change(
             _CHANGE_STREAM,
-            stream_id=change.stream_id,
+            of_stream_id=change.stream_id,
             new_name=change.name,
             new_period_ms=change.retention_period_ms,
             new_bytes=change.retention_bytes,
@@ -251,7 +252,7 @@ class StreamTables(RangeTables):
         first_needed = self._transactions.first_needed_range(stream_id, last.range_index)
         return self._change(
             _TRIM_RANGES, stream_id=stream_id, first_needed=first_needed, offset=offset
-        ) + self._change(_TRIM_STARTS, stream_id=stream_id, offset=offset)
+        ) + self._change(_TRIM_STARTS, of_stream_id=stream_id, offset=offset)
 
     def _maybe_smallest_range(self, stream_id: int) -> tuple[StreamRecord, RangeRecord] | None:
         stream = self._maybe_stream(stream_id)

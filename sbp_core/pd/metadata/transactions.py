@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -85,17 +86,7 @@ _FORGET_CLAIMS: Final = delete(producer_claims).where(
 )
 _CLAIMS_KEPT_MS: Final = limits.STAGED_TIMEOUT_MS_MAX + 24 * CLAIM_MS
 """Until then what was staged when a claim was made the last time is given up, also if late."""
-_ADD_TXN: Final = (
-    insert(txns)
-    .values(
-        {
-            column: bindparam(column.name, type_=column.type)
-            for column in txns.columns
-            if column is not txns.c.txn_number
-        }
-    )
-    .returning(txns.c.txn_number)
-)
+_ADD_TXN: Final = insert(txns).returning(txns.c.txn_number)
 _ADD_PART: Final = insert(txn_parts)
 _DECIDED_AFTER: Final = (
     select(
@@ -241,7 +232,15 @@ class TransactionTables:
                     self._change(_FORGET_CLAIM, producer=name)
             self._forget_decisions(manifest.producer, decided_at_ms)
             self._capacity.check("txns")
-        decided = self._maybe_txn(manifest.producer, manifest.batch_number)
+        decided = TxnRecord(
+            txn_number,
+            manifest.producer,
+            manifest.batch_number,
+            manifest.record_count,
+            manifest.digest,
+            decided_at_ms,
+            tuple(replace(part, batch_count=-1) for part in manifest.parts),
+        )
         return Decision(is_replay=False, txn=decided)
 
     def abort(
@@ -417,7 +416,7 @@ class TransactionTables:
         return found[0] if found else None
 
     def _txns(self, which: Select[Any], **values: int | str) -> list[TxnRecord]:
-        rows: list[tuple[int, str, int, int, bytes, int]] = self._query(which, **values)
+        rows: Sequence[tuple[int, str, int, int, bytes, int]] = self._query(which, **values)
         return [
             TxnRecord(*txn, self._parts(_PARTS, txn[0]), self._parts(_GIVEN_UP, txn[0]))
             for txn in rows

@@ -327,9 +327,10 @@ def _ranges_of(
     server_id = server.server_id if server and server.server_id != _UNSET else None
     if stream_id is None and server_id is None:
         raise invalid("a range owner names neither a stream nor a range server; set one or both")
-    if stream_id is not None and store.streams_by_id([stream_id]) == [None]:
+    found = store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
+    if not found and stream_id is not None and store.streams_by_id([stream_id]) == [None]:
         raise no_stream(stream_id)
-    return store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
+    return found
 
 
 def check_item_count(count: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from sqlalchemy import text
 
 from sbp_core import limits
 from sbp_core.errors import (
@@ -77,7 +78,7 @@ def test_a_server_of_an_earlier_version_needs_no_secret_and_keeps_its_place(run)
 
         def forget(store):
             with store.servers._transaction():
-                store._database._execute("DELETE FROM server_secrets")
+                store._database.change(text("DELETE FROM server_secrets"))
 
         await cluster.driver._store.run(forget)
         assert (await cluster.beat(server_id, "h:1")).status.code == 0

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import psycopg
 import pytest
+from sqlalchemy import text
 
 from sbp_core.cli.main import main
 from sbp_core.errors import (
@@ -16,7 +17,7 @@ from sbp_core.errors import (
     StatusError,
     StoreUnavailableError,
 )
-from sbp_core.pd.metadata import postgresql as metadata
+from sbp_core.pd.metadata import database
 from sbp_core.pd.metadata.history import epoch_of
 from sbp_core.pd.metadata.leadership import Leader, Leadership, Node
 from sbp_core.pd.metadata.postgresql_inspection import accept_database, check_database
@@ -244,7 +245,7 @@ def test_a_change_of_a_former_leader_may_have_been_made(
 
         def change_while_another_takes_over(store):
             if is_lost:
-                monkeypatch.setattr(metadata, "failpoint", lambda _: postgresql.end_sessions(url))
+                monkeypatch.setattr(database, "failpoint", lambda _: postgresql.end_sessions(url))
             with suppress(StatusError):
                 create(store, "a")
             monkeypatch.undo()
@@ -406,7 +407,7 @@ def test_a_standby_is_refused(url, opened):
 def test_a_primary_that_turns_read_only_is_unavailable_and_left(postgresql, url, opened, claims):
     store, claim = opened(), claims("a")
     store.lead(claim.hold())
-    session = store._database._execute("SELECT pg_backend_pid()")[0]
+    session = store._database.query(text("SELECT pg_backend_pid()"))
     with postgresql.read_only():
         with pytest.raises(StoreUnavailableError, match="read-only"):
             create(store, "lost")
@@ -415,7 +416,7 @@ def test_a_primary_that_turns_read_only_is_unavailable_and_left(postgresql, url,
                 claim.hold()
     assert claim.hold() == 1
     create(store, "a")
-    assert store._database._execute("SELECT pg_backend_pid()")[0] != session
+    assert store._database.query(text("SELECT pg_backend_pid()")) != session
 
 
 def test_a_database_of_others_is_refused(url):
