@@ -23,6 +23,7 @@ import pytest
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, Client, StreamSpec
 from sbp_core.errors import SbpError
+from sbp_core.pd.metadata.sqlite_tables import connect
 from sbp_core.segment_format import with_checksum
 from tests.support.cluster import rows_batch
 from tests.support.warm import WarmCluster
@@ -118,6 +119,7 @@ def overwritten(part: str, place: int, data: bytes) -> Damage:
 def changed_row(folder: Path, _: Copies) -> None:
     database = folder / DRIVER / "metadata.sqlite"
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.create_function("row_checksum", -1, lambda *_: b"other", deterministic=True)
         connection.execute("UPDATE streams SET retention_bytes = 7")
 
 
@@ -273,7 +275,7 @@ def newer_log(folder: Path) -> None:
 
 def newer_metadata(folder: Path) -> None:
     database = folder / DRIVER / "metadata.sqlite"
-    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+    with contextlib.closing(connect(database)) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '99'")
 
 

@@ -23,7 +23,7 @@ from sbp_core.errors import ConfigurationError, StatusError
 from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.metadata.history import CommitMark
 from sbp_core.pd.metadata.leadership import Leadership
-from sbp_core.pd.metadata.sqlite_content import commit_number_of, take_stock
+from sbp_core.pd.metadata.sqlite_tables import connect, take_stock
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import (
     CursorChange,
@@ -308,6 +308,7 @@ SINCE = {
         "DROP TABLE producer_claims",
     ),
     15: ("DROP TABLE stream_properties",),
+    16: ("ALTER TABLE last_commit DROP COLUMN content",),
 }
 """The statements that take away what each version after the first release added."""
 
@@ -366,7 +367,8 @@ def _key(row):
 @contextlib.contextmanager
 def altered_metadata(path):
     """A connection to a store that is closed; its changes look as if they had been committed."""
-    with contextlib.closing(sqlite3.connect(path / "metadata.sqlite")) as connection, connection:
+    with contextlib.closing(connect(path / "metadata.sqlite")) as connection, connection:
+        connection.execute("BEGIN")
         yield connection
-        take_stock(connection, commit_number_of(connection))
+        take_stock(connection)
     CommitMark.create(path).close()

@@ -11,16 +11,16 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from sbp_core.cli.main import main
 from sbp_core.errors import ConfigurationError
-from sbp_core.pd.metadata import tables
+from sbp_core.pd.metadata import sqlite_file, sqlite_tables, tables
 from sbp_core.pd.metadata.history import CommitMark
-from sbp_core.pd.metadata.sqlite_content import Content
+from sbp_core.pd.metadata.sqlite_tables import connect
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION
 from sbp_core.pd.model import NO_SEQ, NewStream
 from tests.support.metadata import (
     SINCE,
-    altered_metadata,
     contents,
     extract_version,
     fill,
@@ -73,7 +73,7 @@ def test_a_store_that_a_release_before_wrote_is_brought_up_to_date(tmp_path, ver
 def test_a_start_that_ends_right_after_the_migration_is_repeated(tmp_path, monkeypatch):
     extract_version(FIRST_RELEASED, tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(Content, "begin_life", lambda *_: 1 / 0)
+        patched.setattr(sqlite_file, "schema_hash", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             open_store(tmp_path)
     open_store(tmp_path).close()
@@ -93,7 +93,7 @@ def test_a_release_before_refuses_what_was_migrated_by_its_version(tmp_path):
 def test_a_version_from_before_the_first_release_is_refused(tmp_path, table):
     """Files before version 9 had the table `schema_version` only."""
     open_store(tmp_path).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
+    with contextlib.closing(connect(tmp_path / "metadata.sqlite")) as connection:
         connection.executescript(
             "UPDATE schema_version SET version = 8; DROP TABLE alembic_version"
             if table == "schema_version"
@@ -115,12 +115,29 @@ def test_a_postgresql_database_from_before_the_first_release_is_refused(postgres
         open_store(url)
 
 
-def test_a_migration_that_fails_leaves_the_old_version(tmp_path):
-    extract_version(FIRST_RELEASED, tmp_path)
-    with altered_metadata(tmp_path) as connection:
-        connection.execute("CREATE TABLE consumer_groups (x)")
-    with pytest.raises(ConfigurationError, match="consumer_groups already exists"):
+@pytest.mark.parametrize("version", [FIRST_RELEASED, 15])
+def test_a_damaged_store_that_a_release_before_wrote_is_refused_until_it_is_accepted(
+    tmp_path, version
+):
+    extract_version(version, tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
+        connection.execute("UPDATE streams SET retention_bytes = 1 WHERE stream_id = 7")
+        connection.execute("DELETE FROM cursors WHERE stream_id = 7")
+        connection.commit()
+    with pytest.raises(ConfigurationError, match=r"table cursors: it is not as.*; table streams"):
         open_store(tmp_path)
+    assert main(["pd", "accept", str(tmp_path)]) == 0
+    store = open_store(tmp_path)
+    assert store.streams_by_id([7])[0].retention_bytes == 1
+    store.close()
+
+
+def test_a_migration_that_fails_leaves_the_old_version(tmp_path, monkeypatch):
+    extract_version(FIRST_RELEASED, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_tables, "take_stock", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            open_store(tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
         for table, column in (("schema_version", "version"), ("alembic_version", "version_num")):
             ((found,),) = connection.execute(f"SELECT {column} FROM {table}").fetchall()

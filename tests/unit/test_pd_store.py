@@ -1,13 +1,14 @@
 """Tests of every MetadataStore, in both homes; then tests of the SQLite store only."""
 
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from sqlalchemy import text
 
 from sbp_core.errors import ConfigurationError, StatusCode, StatusError
 from sbp_core.log.disk import OsDisk, OsFile
+from sbp_core.pd.metadata.sqlite_tables import connect
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION
 from sbp_core.pd.model import (
@@ -153,9 +154,8 @@ def test_the_lock_is_released_after_a_refusal(tmp_path):
 @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
 def test_another_schema_version_is_refused(tmp_path, version):
     open_store(tmp_path).close()
-    with sqlite3.connect(tmp_path / "metadata.sqlite") as connection:
-        connection.execute("UPDATE alembic_version SET version_num = ?", (str(version),))
-    connection.close()
+    with closing(connect(tmp_path / "metadata.sqlite")) as file:
+        file.execute("UPDATE alembic_version SET version_num = ?", (str(version),))
     with pytest.raises(ConfigurationError, match=f"schema version {version}"):
         open_store(tmp_path)
 

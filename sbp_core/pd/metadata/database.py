@@ -2,21 +2,31 @@
 
 The statements are SQLAlchemy's, on one connection in AUTOCOMMIT mode: a read outside of a
 transaction begins none, and `transaction` begins and commits by statements of its own.
+
+A `Database` counts the rows of tables as it changes them. Rows that a foreign key deletes with
+another row are not reported, so the tables that may have had some are counted again.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ClassVar, Final
+from shlex import quote
+from typing import Any, ClassVar, Final, cast
 
 from sqlalchemy import (
     Connection,
+    Delete,
     Executable,
+    Insert,
     Table,
+    Update,
     bindparam,
+    func,
     insert,
+    select,
     text,
     update,
 )
@@ -24,11 +34,34 @@ from sqlalchemy.exc import DBAPIError
 
 from sbp_core.errors import StatusCode, StatusError
 from sbp_core.failpoints import failpoint
-from sbp_core.pd.metadata.history import CommitId
+from sbp_core.pd.metadata.commits import ADD_LIFE, LAST_STREAM_ID, LIVES, NEXT_NUMBER, NUMBER
+from sbp_core.pd.metadata.history import (
+    CommitId,
+    History,
+    Life,
+    epoch_of_stream_id,
+    new_life_id,
+)
+from sbp_core.pd.metadata.tables import COMMON
+
+_LOG: Final = logging.getLogger(__name__)
 
 Value = int | str | bytes | None
 
 _COMMIT: Final = text("COMMIT")
+
+
+def _dependents(parent: Table) -> frozenset[str]:
+    """Return the tables whose rows go with the rows of a table."""
+    own = [
+        table
+        for table in COMMON.tables.values()
+        if any(key.column.table is parent for key in table.foreign_keys)
+    ]
+    return frozenset(name for each in own for name in (each.name, *_dependents(each)))
+
+
+_DEPENDENTS: Final = {table.name: _dependents(table) for table in COMMON.tables.values()}
 
 
 class Put:
@@ -51,12 +84,16 @@ class Database(ABC):
 
     _BEGIN: ClassVar = text("BEGIN")
 
-    def __init__(self, connection: Connection) -> None:
-        """Run statements on a connection in AUTOCOMMIT mode."""
+    def __init__(self, connection: Connection, home: str) -> None:
+        """Run statements on a connection in AUTOCOMMIT mode; `home` is its folder or URL."""
         # The drivers know no count of inserted rows once SQLAlchemy has closed the cursor.
         self._connection = connection.execution_options(preserve_rowcount=True)
-        self._is_in_transaction = False
-        self._has_failed = False
+        self._home = home
+        self._is_in_transaction = self._has_failed = False
+        self._changed_count = 0
+        self._counts: dict[str, int] = {}
+        self._life_id = ""
+        self._last_number = 0
         self.failure: StatusError | None = None
         """Why it can be neither read nor written any longer; None while it can."""
         self.commits_tried = 0
@@ -73,6 +110,11 @@ class Database(ABC):
         """Change rows, within a transaction; return how many. Raises StatusError as `query`."""
         return self._execute(statement, values)[1]
 
+    def add(self, statement: Insert, rows: Sequence[Mapping[str, Value]]) -> None:
+        """Add rows at once, within a transaction. Raises StatusError as `query`."""
+        if rows:
+            self._execute(statement, rows)
+
     def put(self, row: Put, **values: Value) -> None:
         """Set a row, within a transaction. Raises StatusError as `query`."""
         found = {
@@ -83,34 +125,67 @@ class Database(ABC):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make one commit of what is changed within, on disk at the end; all or nothing."""
+        """Make one commit of what is changed within, on disk at the end; all or nothing.
+
+        Raises NotLeaderError unless this placement driver leads.
+        """
         with self._begun():
+            self._changed_count, number = 0, self._last_number
             self._begin_changes()
             yield
-            is_changed = self._end_changes()
+            is_changed = self._changed_count > 0
+            if is_changed:
+                ((number,),) = self.query(NEXT_NUMBER, content=self._content())
             failpoint("pd.before_commit")
             self.commits_tried += is_changed
             self._execute(_COMMIT, {})
-            self._is_in_transaction = False
+            self._is_in_transaction, self._last_number = False, number
             if is_changed:
-                self._note_commit()
+                self._note_outside(self.last_commit)
             failpoint("pd.after_commit")
-
-    @contextmanager
-    def _begun(self) -> Iterator[None]:
-        """Begin a transaction; roll it back unless `_COMMIT` has ended it."""
-        self._execute(self._BEGIN, {})
-        self._is_in_transaction = True
-        try:
-            yield
-        finally:
-            if self._is_in_transaction:
-                self._is_in_transaction = self._has_failed = False
-                self._roll_back()
 
     def reading_blobs(self) -> AbstractContextManager[None]:
         """Read values that are longer than a page of the database."""
         return nullcontext()
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table, with what is changed right now."""
+        if table not in self._counts:
+            ((self._counts[table],),) = self.query(
+                select(func.count()).select_from(COMMON.tables[table])
+            )
+        return self._counts[table]
+
+    @property
+    def last_commit(self) -> CommitId:
+        """The last commit that is known to be made here."""
+        if self._life_id:
+            return CommitId(self._last_number, self._life_id)
+        return self._history().last
+
+    def has_commit(self, claimed: CommitId) -> bool:
+        """Whether the store has had a commit, or one of an epoch that was closed."""
+        return self._history().has(claimed)
+
+    def check_history(self, claimed: CommitId) -> None:
+        """Raise StatusError, now and for everything else, if a commit is missing here.
+
+        A peer has proof of it: then this store is older than it was, or another one.
+        """
+        history = self._history()
+        if history.has(claimed):
+            return
+        message = (
+            "the placement driver's metadata are an older copy, or of another cluster: a range"
+            f" server knows {claimed}, and they end at {history.last}. Nothing is read or changed"
+            " from now on. Stop all placement drivers and restore the newest copy of the metadata,"
+            " or, without a copy, accept that commits are missing: `sbp pd accept"
+            f" {quote(self._home)}`"
+        )
+        _LOG.critical("metadata refused store=%s: %s", self._home, message)
+        self._note_outside(claimed, is_missing=True)
+        self.failure = StatusError(StatusCode.PD_INTERNAL, message)
+        raise self.failure
 
     @abstractmethod
     def lead(self, term: int) -> None:
@@ -123,63 +198,88 @@ class Database(ABC):
     def confirm(self) -> None:
         """Raise NotLeaderError unless what was read since the last call was the newest there is."""
 
-    @property
-    @abstractmethod
-    def last_commit(self) -> CommitId:
-        """The last commit."""
-
-    @abstractmethod
-    def count(self, table: str) -> int:
-        """Return the number of rows of a table, with what is changed right now."""
-
-    @abstractmethod
-    def has_commit(self, claimed: CommitId) -> bool:
-        """Whether the store has had a commit, or one of an epoch that was closed."""
-
-    @abstractmethod
-    def check_history(self, claimed: CommitId) -> None:
-        """Raise StatusError, now and for everything else, if a commit is missing here.
-
-        A peer has proof of it: then this store is older than it was, or another one.
-        """
-
     @abstractmethod
     def close(self) -> None:
         """Close it."""
+
+    # Inside
 
     @abstractmethod
     def _begin_changes(self) -> None:
         """Prepare a transaction that has begun. Raises NotLeaderError, StatusError."""
 
-    @abstractmethod
-    def _end_changes(self) -> bool:
-        """Number a commit before it is made; return whether it changes anything."""
+    def _content(self) -> str | None:
+        """Return what is noted of all rows with each commit."""
+        return None
 
     @abstractmethod
-    def _note_commit(self) -> None:
-        """Note that a commit was made."""
+    def _note_outside(self, commit: CommitId, *, is_missing: bool = False) -> None:
+        """Note outside of the database that there was a commit, perhaps one that it lacks."""
 
     @abstractmethod
     def _error_of(self, error: DBAPIError) -> StatusError:
         """Return what an error means; the store may be of no use from now on."""
 
+    def _begin_life(self) -> None:
+        """Begin a life, in which the store can be changed."""
+        with self.transaction():
+            ((last_stream_id,),) = self.query(LAST_STREAM_ID)
+            ((number,),) = self.query(NUMBER)
+            self._life_id = new_life_id(epoch_of_stream_id(last_stream_id))
+            self.change(ADD_LIFE, life_id=self._life_id, first_commit=number + 1)
+
+    def _history(self) -> History:
+        rows = self.query(LIVES)
+        ((number,),) = self.query(NUMBER)
+        return History([Life(*row) for row in rows], number)
+
+    @contextmanager
+    def _begun(self) -> Iterator[None]:
+        """Begin a transaction; roll it back unless `_COMMIT` has ended it."""
+        self._execute(self._BEGIN, {})
+        self._is_in_transaction, counts_before = True, dict(self._counts)
+        try:
+            yield
+        finally:
+            if self._is_in_transaction:
+                self._is_in_transaction = self._has_failed = False
+                self._counts = counts_before
+                self._roll_back()
+
     def _execute(
-        self, statement: Executable, values: Mapping[str, Value]
+        self, statement: Executable, values: Mapping[str, Value] | Sequence[Mapping[str, Value]]
     ) -> tuple[Sequence[Any], int]:
         """Run one statement; return its rows, and how many it changed. Raises StatusError."""
         if self.failure is not None:
             raise self.failure
         if self._has_failed:
             raise StatusError(StatusCode.PD_INTERNAL, "a statement of this transaction failed")
+        is_change = isinstance(statement, Insert | Update | Delete)
+        if is_change and not self._is_in_transaction:
+            raise RuntimeError("a change of rows is not part of a transaction of the store")
         try:
             result = self._connection.execute(statement, values)
-            return result.all() if result.returns_rows else (), result.rowcount
+            rows = result.all() if result.returns_rows else ()
+            # SQLite counts the rows of RETURNING only when they are read: after `rowcount`.
+            changed = max(result.rowcount, len(rows))
         except DBAPIError as error:
             if self._is_in_transaction:
                 self._has_failed = True
             else:
                 self._roll_back()
             raise self._error_of(error) from error
+        if isinstance(statement, Insert | Update | Delete):
+            self._count_changes(statement, changed)
+        return rows, changed
+
+    def _count_changes(self, statement: Insert | Update | Delete, changed: int) -> None:
+        self._changed_count += changed
+        table = cast("Table", statement.table).name
+        if table in self._counts and not isinstance(statement, Update):
+            self._counts[table] += changed if isinstance(statement, Insert) else -changed
+        if changed and isinstance(statement, Delete):
+            for dependent in _DEPENDENTS[table]:
+                self._counts.pop(dependent, None)
 
     def _roll_back(self) -> None:
         """End a transaction of the connection; if that fails the connection is of no use."""

@@ -30,7 +30,7 @@ Two slots are written by turns. Each (big-endian):
     8-15    sequence   u64   grows with each write: the higher one counts
     16-23   number     i64   of the commit
     24-55   life             its life, ASCII, padded with zero bytes; none: no commit is known
-    56-71   content          checksum of the store's content after the commit; zero: not known
+    56-71                    zero; a checksum before version 16 of the metadata
     72-87   checksum         BLAKE2b of the 72 bytes before
 """
 
@@ -154,14 +154,11 @@ def next_epoch(last_stream_id: int, last_server_id: int, above: int) -> EpochSta
 MARK_NAME: Final = "metadata.mark"
 
 _MAGIC: Final = b"SBPMARK1"
-_FIELDS: Final = struct.Struct(f">8sQq{limits.STORE_LIFE_LENGTH_MAX}s16s")
+_FIELDS: Final = struct.Struct(f">8sQq{limits.STORE_LIFE_LENGTH_MAX}s16x")
 _CHECKSUM_BYTES: Final = 16
 _SLOT_BYTES: Final = _FIELDS.size + _CHECKSUM_BYTES
 _SLOT_PLACES: Final = (0, 512)
 """In different sectors, so that no failed write takes both."""
-
-UNKNOWN_CONTENT: Final = bytes(16)
-"""In place of a checksum of the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +167,6 @@ class Mark:
 
     sequence: int
     commit: CommitId
-    content: bytes = UNKNOWN_CONTENT
 
 
 class CommitMark:
@@ -232,10 +228,10 @@ class CommitMark:
                 " free some space, or choose a directory that this user can write"
             ) from error
 
-    def write(self, commit: CommitId, content: bytes) -> None:
+    def write(self, commit: CommitId) -> None:
         """Note the last commit in the slot that is not the newest. Raises OSError."""
         sequence = 1 if self.last is None else self.last.sequence + 1
-        mark = Mark(sequence, commit, content)
+        mark = Mark(sequence, commit)
         self._file.pwritev([_encode(mark)], _SLOT_PLACES[sequence % len(_SLOT_PLACES)])
         self.last = mark
 
@@ -250,7 +246,7 @@ class CommitMark:
 
 def _encode(mark: Mark) -> bytes:
     life = mark.commit.life_id.encode("ascii")
-    fields = _FIELDS.pack(_MAGIC, mark.sequence, mark.commit.number, life, mark.content)
+    fields = _FIELDS.pack(_MAGIC, mark.sequence, mark.commit.number, life)
     return fields + blake2b(fields, digest_size=_CHECKSUM_BYTES).digest()
 
 
@@ -258,7 +254,7 @@ def _maybe_decode(slot: bytes) -> Mark | None:
     fields, checksum = slot[: _FIELDS.size], slot[_FIELDS.size :]
     if len(slot) < _SLOT_BYTES or blake2b(fields, digest_size=_CHECKSUM_BYTES).digest() != checksum:
         return None
-    magic, sequence, number, life, content = _FIELDS.unpack(fields)
+    magic, sequence, number, life = _FIELDS.unpack(fields)
     if magic != _MAGIC:
         return None
-    return Mark(sequence, CommitId(number, life.rstrip(b"\0").decode("ascii")), content)
+    return Mark(sequence, CommitId(number, life.rstrip(b"\0").decode("ascii")))

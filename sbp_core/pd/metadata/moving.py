@@ -13,8 +13,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import Connection, Table, create_engine, delete, func, insert, select
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy import Connection, Table, delete, func, insert, select
+from sqlalchemy.pool import NullPool
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME
@@ -25,9 +25,9 @@ from sbp_core.pd.metadata.postgresql import (
     schema_version_of,
     shown_url,
 )
-from sbp_core.pd.metadata.sqlite_content import commit_number_of
-from sbp_core.pd.metadata.sqlite_inspection import Witness, check_store, connect, copied
-from sbp_core.pd.metadata.tables import COMMON, SCHEMA_VERSION, cluster
+from sbp_core.pd.metadata.sqlite_inspection import Witness, check_store, copied
+from sbp_core.pd.metadata.sqlite_tables import commit_number_of, connect, connection_on
+from sbp_core.pd.metadata.tables import COMMON, SCHEMA_VERSION, cluster, last_commit
 
 _ROWS_AT_ONCE: Final = 5_000
 
@@ -49,7 +49,7 @@ def move_to_database(directory: Path, url: str, witnesses: list[Witness]) -> Map
     with (
         copied(directory) as copy,
         closing(connect(copy / DATABASE_NAME)) as file,
-        create_engine("sqlite://", creator=lambda: file, poolclass=StaticPool).connect() as given,
+        connection_on(file) as given,
         begun(engine_of(url, NullPool), url) as made,
     ):
         if schema_version_of(made, url):
@@ -58,7 +58,8 @@ def move_to_database(directory: Path, url: str, witnesses: list[Witness]) -> Map
             )
         make_database(made, commit_number_of(file))
         made.execute(delete(cluster))
-        return {each.name: _copy(given, made, each) for each in COMMON.sorted_tables}
+        copied_tables = [each for each in COMMON.sorted_tables if each is not last_commit]
+        return {each.name: _copy(given, made, each) for each in copied_tables}
 
 
 def _copy(given: Connection, made: Connection, table: Table) -> int:

@@ -26,18 +26,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from shlex import quote
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from sqlalchemy import (
     URL,
     Connection,
-    Delete,
     Engine,
     Executable,
-    Insert,
-    Table,
-    Update,
     create_engine,
     func,
     insert,
@@ -59,13 +54,7 @@ from sbp_core.errors import (
     StoreUnavailableError,
 )
 from sbp_core.pd.metadata.database import Database, Value
-from sbp_core.pd.metadata.history import (
-    CommitId,
-    History,
-    Life,
-    epoch_of_stream_id,
-    new_life_id,
-)
+from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.tables import (
     COMMON,
     POSTGRESQL,
@@ -74,9 +63,7 @@ from sbp_core.pd.metadata.tables import (
     check_version,
     cluster,
     create_tables,
-    last_commit,
     leader,
-    lives,
     migrate_tables,
 )
 
@@ -96,22 +83,6 @@ _READ_ONLY_STATE: Final = "25006"
 
 _TERM: Final = select(leader.c.term)
 _GUARD: Final = _TERM.with_for_update(read=True)
-NUMBER: Final = select(last_commit.c.number)
-NEXT_NUMBER: Final = (
-    update(last_commit).values(number=last_commit.c.number + 1).returning(last_commit.c.number)
-)
-LIVES: Final = select(lives.c.life_id, lives.c.first_commit).order_by(lives.c.life_number)
-ADD_LIFE: Final = insert(lives)
-_LAST_STREAM_ID: Final = select(cluster.c.last_stream_id)
-_DEPENDENTS: Final = {
-    parent.name: [
-        table.name
-        for table in COMMON.tables.values()
-        if any(key.column.table is parent for key in table.foreign_keys)
-    ]
-    for parent in COMMON.tables.values()
-}
-"""By table: those whose rows go with its rows."""
 
 
 def engine_of(
@@ -157,16 +128,12 @@ class PostgresqlDatabase(Database):
 
         Raises ConfigurationError when the database cannot be used, or must not be.
         """
-        self._url = url
         with begun(engine_of(url, NullPool), url) as connection:
             _prepare(connection, url)
-            super().__init__(engine_of(url, NullPool, is_autocommit=True).connect())
+            own = engine_of(url, NullPool, is_autocommit=True).connect()
+            super().__init__(own, shown_url(url))
         self._term = 0
-        self._life_id = ""
-        self._last_number = self._next_number = 0
-        self._changed_count = 0
         self._is_unconfirmed = False
-        self._counts: dict[str, int] = {}
 
     def lead(self, term: int) -> None:
         """Write in a term from now on, which `Leadership` gave; 0: no longer.
@@ -175,102 +142,43 @@ class PostgresqlDatabase(Database):
         """
         self._term, self._life_id, self._is_unconfirmed = term, "", False
         self._counts.clear()
-        if not term:
-            return
-        with self.transaction():
-            ((last_stream_id,),) = self.query(_LAST_STREAM_ID)
-            ((number,),) = self.query(NUMBER)
-            self._life_id = new_life_id(epoch_of_stream_id(last_stream_id))
-            self.change(ADD_LIFE, life_id=self._life_id, first_commit=number + 1)
+        if term:
+            self._begin_life()
 
     def confirm(self) -> None:
         """Raise NotLeaderError unless what was read since the last call was the newest there is."""
         if self._is_unconfirmed:
             self._check_term(self.query(_TERM))
 
-    @property
-    def last_commit(self) -> CommitId:
-        """The last commit that this placement driver knows to be made while it leads."""
-        if self._life_id:
-            return CommitId(self._last_number, self._life_id)
-        return self._history().last
-
-    def count(self, table: str) -> int:
-        """Return the number of rows of a table, with what is changed right now."""
-        if table not in self._counts:
-            ((self._counts[table],),) = self.query(
-                select(func.count()).select_from(COMMON.tables[table])
-            )
-        return self._counts[table]
-
-    def has_commit(self, claimed: CommitId) -> bool:
-        """Whether the store has had a commit, or one of an epoch that was closed."""
-        return self._history().has(claimed)
-
-    def check_history(self, claimed: CommitId) -> None:
-        """Raise StatusError, now and for everything else, if a commit is missing here."""
-        history = self._history()
-        if history.has(claimed):
-            return
-        url = shown_url(self._url)
-        message = (
-            "the placement driver's metadata are an older copy, or of another cluster: a range"
-            f" server knows {claimed}, and they end at {history.last}. Nothing is read or changed"
-            " from now on. Stop all placement drivers and restore the newest backup of the"
-            " database, or, without one, accept that commits are missing: `sbp pd accept"
-            f" {quote(url)}`"
-        )
-        _LOG.critical("metadata refused store=%s: %s", url, message)
-        self.failure = StatusError(StatusCode.PD_INTERNAL, message)
-        raise self.failure
-
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
 
     def _execute(
-        self, statement: Executable, values: Mapping[str, Value]
+        self, statement: Executable, values: Mapping[str, Value] | Sequence[Mapping[str, Value]]
     ) -> tuple[Sequence[Any], int]:
-        rows, changed = super()._execute(statement, values)
+        found = super()._execute(statement, values)
         self._is_unconfirmed |= not self._is_in_transaction
-        if isinstance(statement, Insert | Update | Delete):
-            self._changed_count += changed
-            self._count_changes(statement, changed)
-        return rows, changed
+        return found
 
     def _begin_changes(self) -> None:
-        self._changed_count = 0
         self._check_term(self.query(_GUARD))
 
-    def _end_changes(self) -> bool:
-        if not self._changed_count:
-            return False
-        ((self._next_number,),) = self.query(NEXT_NUMBER)
-        return True
-
-    def _note_commit(self) -> None:
-        self._last_number = self._next_number
+    def _note_outside(self, commit: CommitId, *, is_missing: bool = False) -> None:
+        """Do nothing: the database lasts, and range servers know if it was restored."""
 
     def _roll_back(self) -> None:
-        self._counts.clear()
         super()._roll_back()
+        self._counts.clear()  # the commit may have been made, or another one leads by now
 
     def _error_of(self, error: DBAPIError) -> StatusError:
-        _LOG.error("metadata failed store=%s: %s", shown_url(self._url), error.orig, exc_info=error)
+        _LOG.error("metadata failed store=%s: %s", self._home, error.orig, exc_info=error)
         message = f"the placement driver's metadata store failed: {error.orig}"
         if is_read_only(error.orig):  # the next transaction looks for the new primary
             self._connection.invalidate()
         if isinstance(error, OperationalError) or is_read_only(error.orig):
             return StoreUnavailableError.of(message)
         return StatusError(StatusCode.PD_INTERNAL, message)
-
-    def _count_changes(self, statement: Insert | Update | Delete, changed: int) -> None:
-        table = cast("Table", statement.table).name
-        if table in self._counts and not isinstance(statement, Update):
-            self._counts[table] += changed if isinstance(statement, Insert) else -changed
-        if isinstance(statement, Delete):
-            for dependent in _DEPENDENTS[table]:
-                self._counts.pop(dependent, None)
 
     def _check_term(self, rows: Sequence[Any]) -> None:
         ((term,),) = rows
@@ -281,11 +189,6 @@ class PostgresqlDatabase(Database):
                 f"this placement driver does not lead in term {term}; ask the one that does",
             )
         self._is_unconfirmed = False
-
-    def _history(self) -> History:
-        rows = self.query(LIVES)
-        ((number,),) = self.query(NUMBER)
-        return History([Life(*row) for row in rows], number)
 
 
 @contextmanager
@@ -354,8 +257,7 @@ def _prepare(connection: Connection, url: str) -> None:
 
 def make_database(connection: Connection, last_number: int = 0) -> None:
     """Make the tables. A cluster that moves here has had `last_number` commits elsewhere."""
-    create_tables(connection, POSTGRESQL)
-    connection.execute(insert(last_commit).values(number=last_number))
+    create_tables(connection, POSTGRESQL, last_number)
     connection.execute(
         insert(leader).values(term=0, name="", address="", lease_end=datetime.fromtimestamp(0, UTC))
     )

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.pool import NullPool
 
 from sbp_core.errors import ConfigurationError
-from sbp_core.pd.metadata.history import CommitId, History, Life, new_life_id, next_epoch
+from sbp_core.pd.metadata.commits import begin_epoch, history_of
+from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.leadership import Leader, current_leader
 from sbp_core.pd.metadata.postgresql import (
-    ADD_LIFE,
-    LIVES,
-    NEXT_NUMBER,
-    NUMBER,
     begun,
     engine_of,
     schema_version_of,
     shown_url,
 )
-from sbp_core.pd.metadata.tables import COMMON, cluster, leader
+from sbp_core.pd.metadata.tables import COMMON, leader
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ def check_database(url: str) -> DatabaseReport:
             for name, table in COMMON.tables.items()
         }
         return DatabaseReport(
-            version, counts, _history_of(connection).last, current_leader(connection)
+            version, counts, history_of(connection).last, current_leader(connection)
         )
 
 
@@ -66,25 +63,7 @@ def accept_database(url: str) -> CommitId:
             raise ConfigurationError(
                 f"store: a placement driver leads on {shown_url(url)}; stop all of them first"
             )
-        history = _history_of(connection)
-        stream_id, server_id = connection.execute(
-            select(cluster.c.last_stream_id, cluster.c.last_server_id)
-        ).one()
-        start = next_epoch(stream_id, server_id, 0)
+        last = history_of(connection).last
         connection.execute(update(leader).values(term=term + 1))
-        connection.execute(
-            update(cluster).values(
-                last_stream_id=start.last_stream_id,
-                revision=start.last_stream_id,
-                last_server_id=start.last_server_id,
-            )
-        )
-        number = connection.execute(NEXT_NUMBER).scalar_one()
-        connection.execute(ADD_LIFE, {"life_id": new_life_id(start.epoch), "first_commit": number})
-    return history.last
-
-
-def _history_of(connection: Connection) -> History:
-    return History(
-        [Life(*row) for row in connection.execute(LIVES)], connection.execute(NUMBER).scalar_one()
-    )
+        begin_epoch(connection, last.number, 0)
+    return last

@@ -402,7 +402,7 @@ class RangeTables:
         is_taken = self._query(_RANGE, stream_id=new.stream_id, range_index=new.range_index)
         if is_taken or not self._query(_IS_STREAM, stream_id=new.stream_id):
             return False
-        self._insert_range(new)
+        self._insert_ranges([new])
         return True
 
     def _seal_range(self, end: SealedRange) -> bool:
@@ -419,25 +419,33 @@ class RangeTables:
             self._record_writers(end)
         return bool(sealed)
 
-    def _insert_range(self, new: RangeRecord) -> None:
-        self._change(
+    def _insert_ranges(self, news: Sequence[RangeRecord]) -> None:
+        self._database.add(
             _ADD_RANGE,
-            stream_id=new.stream_id,
-            range_index=new.range_index,
-            start_offset=new.start_offset,
-            end_offset=new.end_offset,
-            ack_count=new.ack_count,
-            end_seq=None,
-            end_digest=None,
+            [
+                {
+                    "stream_id": new.stream_id,
+                    "range_index": new.range_index,
+                    "start_offset": new.start_offset,
+                    "end_offset": new.end_offset,
+                    "ack_count": new.ack_count,
+                }
+                for new in news
+            ],
         )
-        for position, server_id in enumerate(new.server_ids):
-            self._change(
-                _ADD_REPLICA,
-                stream_id=new.stream_id,
-                range_index=new.range_index,
-                position=position,
-                server_id=server_id,
-            )
+        self._database.add(
+            _ADD_REPLICA,
+            [
+                {
+                    "stream_id": new.stream_id,
+                    "range_index": new.range_index,
+                    "position": position,
+                    "server_id": server_id,
+                }
+                for new in news
+                for position, server_id in enumerate(new.server_ids)
+            ],
+        )
 
     def _ranges(self, which: Select[Any], **values: int | None) -> list[RangeRecord]:
         """Return the ranges that a query selects, with all their servers."""

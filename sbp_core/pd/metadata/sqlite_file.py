@@ -13,48 +13,25 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from shlex import quote
 from typing import ClassVar, Final
 
-from sqlalchemy import create_engine, insert, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import StaticPool
 
 from sbp_core.errors import ConfigurationError, DiskFullError, StatusCode, StatusError
 from sbp_core.limits import KIB, MIB
 from sbp_core.log.disk import OsDisk, describe_os_error
 from sbp_core.log.full_disk import SpaceReserve
+from sbp_core.pd.metadata.checksums import UNREADABLE, content_of, schema_hash
 from sbp_core.pd.metadata.data_dir import DataDir
 from sbp_core.pd.metadata.database import Database
-from sbp_core.pd.metadata.history import (
-    UNKNOWN_CONTENT,
-    CommitId,
-    CommitMark,
-    History,
-    new_life_id,
-)
-from sbp_core.pd.metadata.sqlite_content import (
-    UNREADABLE,
-    Content,
-    add_life,
-    commit_number_of,
-    current_epoch,
-    lives_of,
-    take_stock,
-)
+from sbp_core.pd.metadata.history import CommitId, CommitMark
 from sbp_core.pd.metadata.sqlite_inspection import (
     Inspection,
-    connect,
     inspect_store,
     remedy_of_lost_metadata,
 )
-from sbp_core.pd.metadata.tables import (
-    SCHEMA_VERSION,
-    SQLITE,
-    create_tables,
-    migrate_tables,
-    schema_version,
-)
+from sbp_core.pd.metadata.sqlite_tables import BEGIN, connect, connection_on, update_tables
+from sbp_core.pd.metadata.tables import COMMON, SCHEMA_VERSION
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -71,7 +48,7 @@ _FATAL_CODES: Final = frozenset(
 class SqliteFile(Database):
     """The file `metadata.sqlite` of a data directory, and `metadata.mark` beside it."""
 
-    _BEGIN: ClassVar = text("BEGIN IMMEDIATE")
+    _BEGIN: ClassVar = BEGIN
 
     def __init__(self, data_dir: Path) -> None:
         """Open and check the file, or make it.
@@ -102,15 +79,6 @@ class SqliteFile(Database):
             raise
         self._keep_reserve()
 
-    @property
-    def last_commit(self) -> CommitId:
-        """The last commit."""
-        return self._content.commit
-
-    def count(self, table: str) -> int:
-        """Return the number of rows of a table."""
-        return self._content.count(table)
-
     @contextmanager
     def reading_blobs(self) -> Iterator[None]:
         """Read what is longer than a page from memory, too, where it was checked.
@@ -125,33 +93,6 @@ class SqliteFile(Database):
 
     def confirm(self) -> None:
         """Do nothing: what was read is the newest there is."""
-
-    def has_commit(self, claimed: CommitId) -> bool:
-        """Whether the store has had a commit, or one of an epoch that was closed."""
-        if self.failure is not None:
-            raise self.failure
-        history = History(lives_of(self._file), self._content.commit.number)
-        return history.has(claimed)
-
-    def check_history(self, claimed: CommitId) -> None:
-        """Raise StatusError, now and for everything else, if a commit is missing here.
-
-        A peer has proof of it: then this store is older than it was, or another one.
-        """
-        if self.has_commit(claimed):
-            return
-        message = (
-            "the placement driver's metadata are an older copy, or of another cluster: a range"
-            f" server knows {claimed}, and they end at {self.last_commit}. Nothing is read or"
-            " changed from now on. Stop the placement driver and restore the newest copy of its"
-            " data directory, or, without a copy, accept that commits are missing: `sbp pd accept"
-            f" {quote(str(self._dir.database.parent))}`"
-        )
-        _LOG.critical("metadata refused file=%s: %s", self._dir.database, message)
-        # Noted as a commit that there was: the next start refuses it, too.
-        self._write_mark(claimed, UNKNOWN_CONTENT, is_durable=True)
-        self.failure = StatusError(StatusCode.PD_INTERNAL, message)
-        raise self.failure
 
     def close(self) -> None:
         """Close the file, all of it in one place, and release the directory."""
@@ -171,27 +112,18 @@ class SqliteFile(Database):
     def _prepare(self, data_dir: Path) -> None:
         found = inspect_store(self._file, self._dir.database, self._mark)
         self._refuse_faults(found)
-        super().__init__(
-            create_engine(
-                "sqlite://",
-                creator=lambda: self._file,
-                poolclass=StaticPool,
-                isolation_level="AUTOCOMMIT",
-                hide_parameters=True,
-            ).connect()
-        )
         if found.version < SCHEMA_VERSION:
             if self._mark is None:
-                # Before the file is of a version that has one: without it, it would be refused.
+                # Before the file has tables: without a mark, it would be refused then.
                 self._mark = CommitMark.create(data_dir)
-            self._make_tables(found.version)
+            update_tables(self._file, found.version)
             # A file without tables would be taken for a new one, should the log be lost.
             self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         if self._mark is not None and self._mark.maybe_fault is not None:
             _LOG.warning("metadata mark damaged folder=%s: %s", data_dir, self._mark.maybe_fault)
-        self._content = Content(self._file)
-        with self.transaction():
-            self._content.begin_life(current_epoch(self._file))
+        super().__init__(connection_on(self._file), str(data_dir))
+        self._schema = schema_hash(self._file)
+        self._begin_life()
 
     def _refuse_faults(self, found: Inspection) -> None:
         database = self._dir.database
@@ -208,79 +140,19 @@ class SqliteFile(Database):
                 f" {'; '.join(found.history_faults)}. {found.remedy(database.parent)}"
             )
 
-    def _make_tables(self, version: int) -> None:
-        """Make the tables, or bring those of a version up to date; all or nothing."""
-        own, connection = self._file, self._connection
-        try:
-            connection.execute(self._BEGIN)
-            number = 0
-            if version == 0:
-                create_tables(connection, SQLITE)
-                connection.execute(insert(schema_version).values(version=SCHEMA_VERSION))
-            else:
-                migrate_tables(connection)
-                # A commit in a life of its own: the mark knows the content of the one before.
-                number = commit_number_of(own) + 1
-                add_life(own, new_life_id(current_epoch(own)), number)
-            take_stock(own, number)
-            connection.commit()
-        except DBAPIError as error:
-            raise sqlite3.DatabaseError(str(error.orig)) from error
-
     def _begin_changes(self) -> None:
         if self._reserve.is_whole and self._free_bytes() < _LOW_BYTES:
             self._reserve.release()
-        self._content.begin()
 
-    def _end_changes(self) -> bool:
-        try:
-            return self._content.seal()
-        except sqlite3.Error as error:
-            raise self._failed(error) from error
+    def _content(self) -> str:
+        return content_of(self._schema, {name: self.count(name) for name in COMMON.tables})
 
-    def _error_of(self, error: DBAPIError) -> StatusError:
-        return self._failed(error.orig or error)
-
-    def _failed(self, error: BaseException) -> StatusError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            _LOG.error(
-                "metadata not changed file=%s reserved=%s: the disk is full",
-                *(self._dir.database, self._reserve.is_whole),
-            )
-            self._reserve.release()
-            return DiskFullError.of(
-                f"the disk of {self._dir.database.parent} is full: make room on it, or trim and"
-                " delete streams; the placement driver has a reserve for that",
-            )
-        _LOG.error("metadata failed file=%s: %s", self._dir.database, error, exc_info=error)
-        failure = StatusError(
-            StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {error}"
-        )
-        if code in _FATAL_CODES:
-            self.failure = failure
-        return failure
-
-    def _note_commit(self) -> None:
-        self._content.adopt()
-        self._write_mark(self._content.commit, self._content.checksum)
-        self._keep_reserve()
-
-    def _keep_reserve(self) -> None:
-        if not self._reserve.is_whole and self._free_bytes() >= _ROOM_BYTES:
-            self._reserve.keep()
-
-    def _free_bytes(self) -> int:
-        try:
-            return shutil.disk_usage(self._dir.database.parent).free
-        except OSError:
-            return 0
-
-    def _write_mark(self, commit: CommitId, content: bytes, *, is_durable: bool = False) -> None:
+    def _note_outside(self, commit: CommitId, *, is_missing: bool = False) -> None:
+        """Note a commit in the mark; if it is missing here, the next start refuses the file."""
         assert self._mark is not None
         try:
-            self._mark.write(commit, content)
-            if is_durable:
+            self._mark.write(commit)
+            if is_missing:
                 self._mark.sync()
             self._is_mark_writable = True
         except OSError as error:
@@ -292,3 +164,35 @@ class SqliteFile(Database):
                     describe_os_error(error),
                 )
             self._is_mark_writable = False
+        self._keep_reserve()
+
+    def _error_of(self, error: DBAPIError) -> StatusError:
+        cause = error.orig
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            _LOG.error(
+                "metadata not changed file=%s reserved=%s: the disk is full",
+                *(self._dir.database, self._reserve.is_whole),
+            )
+            self._reserve.release()
+            return DiskFullError.of(
+                f"the disk of {self._dir.database.parent} is full: make room on it, or trim and"
+                " delete streams; the placement driver has a reserve for that",
+            )
+        _LOG.error("metadata failed file=%s: %s", self._dir.database, cause, exc_info=error)
+        failure = StatusError(
+            StatusCode.PD_INTERNAL, f"the placement driver's metadata store failed: {cause}"
+        )
+        if code in _FATAL_CODES:
+            self.failure = failure
+        return failure
+
+    def _keep_reserve(self) -> None:
+        if not self._reserve.is_whole and self._free_bytes() >= _ROOM_BYTES:
+            self._reserve.keep()
+
+    def _free_bytes(self) -> int:
+        try:
+            return shutil.disk_usage(self._dir.database.parent).free
+        except OSError:
+            return 0

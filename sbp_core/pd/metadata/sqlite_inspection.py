@@ -19,32 +19,28 @@ from typing import Final
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import describe_os_error
+from sbp_core.pd.metadata.checksums import (
+    UNREADABLE,
+    find_content_faults,
+    row_counts,
+)
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME, DataDir
 from sbp_core.pd.metadata.history import (
     MARK_NAME,
     NO_COMMIT,
-    UNKNOWN_CONTENT,
     CommitId,
     CommitMark,
     History,
+    Life,
     epoch_of,
-    new_life_id,
 )
-from sbp_core.pd.metadata.sqlite_content import (
-    UNREADABLE,
-    add_life,
-    begin_epoch,
-    commit_number_of,
-    committed_row_counts,
-    content_checksum_of,
-    find_content_faults,
-    has_commit,
-    lives_of,
-    take_stock,
-)
+from sbp_core.pd.metadata.sqlite_tables import accept_tables, commit_number_of, connect
+from sbp_core.pd.metadata.sums_before_16 import find_faults_of_sums
 from sbp_core.pd.metadata.tables import check_version
 from sbp_core.pd.model import LogMark
 
+_CHECKSUMS_SINCE: Final = 16
+"""The version whose rows have checksums."""
 DRIVER_NAME: Final = "placement-driver"
 """Name of its folder in the folder of `sbp serve`."""
 
@@ -175,29 +171,17 @@ def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
     above = max([0, *(epoch_of(commit.life_id) for commit in known if commit.life_id)])
     with _locked(directory) as owned:
         try:
-            commit = _begin_epoch(owned.database, above)
+            with closing(connect(owned.database)) as file:
+                commit = accept_tables(file, report.found.version, above)
         except UNREADABLE as error:
             raise ConfigurationError(
                 f"{owned.database} cannot be accepted: {error}."
                 f" {remedy_of_lost_metadata(directory)}"
             ) from error
         with closing(CommitMark.create(directory)) as mark:
-            mark.write(commit, UNKNOWN_CONTENT)
+            mark.write(commit)
             mark.sync()
     return report
-
-
-def _begin_epoch(database: Path, above: int) -> CommitId:
-    """Accept what is in a file, in one transaction; return the commit."""
-    with closing(connect(database)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        epoch = begin_epoch(connection, above)
-        number = commit_number_of(connection) + 1
-        commit = CommitId(number, new_life_id(epoch))
-        add_life(connection, commit.life_id, number)
-        take_stock(connection, number)
-        connection.execute("COMMIT")
-        return commit
 
 
 @contextmanager
@@ -230,7 +214,7 @@ def _inspect(
             missed = [
                 f"{each.folder}: knows {each.commit}, which the store lacks"
                 for each in witnesses
-                if each not in foreign and not has_commit(connection, each.commit)
+                if each not in foreign and not _history_of(connection).has(each.commit)
             ]
             return replace(
                 found,
@@ -304,29 +288,6 @@ def remedy_of_lost_metadata(directory: Path) -> str:
     )
 
 
-def connect(database: Path) -> sqlite3.Connection:
-    """Open a metadata file as all its users do. Raises sqlite3.Error."""
-    connection = sqlite3.connect(database, isolation_level=None)
-    try:
-        for pragma in (
-            "locking_mode = EXCLUSIVE",
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "foreign_keys = ON",
-            # REPLACE deletes rows, which triggers do not see otherwise.
-            "recursive_triggers = ON",
-            # The whole file stays in memory once it was read and checked: what happens to the file
-            # below a running server is not served. Nothing bounds that but the limits on rows.
-            "cache_size = -2147483647",
-            "mmap_size = 0",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 def inspect_store(
     connection: sqlite3.Connection, database: Path, mark: CommitMark | None
 ) -> Inspection:
@@ -337,7 +298,7 @@ def inspect_store(
     """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if not tables:
-        return Inspection(0, history_faults=_find_history_faults(History((), 0), b"", mark))
+        return Inspection(0, history_faults=_find_history_faults(History((), 0), mark))
     if not {"schema_version", "cluster"} <= tables:
         raise ConfigurationError(
             f"data_dir: {database} holds other data; choose an empty directory"
@@ -346,21 +307,22 @@ def inspect_store(
     verdicts = connection.execute(f"PRAGMA integrity_check({_PAGE_FAULTS_MAX})").fetchall()
     if verdicts != [("ok",)]:
         return Inspection(version, page_faults=tuple(str(verdict) for (verdict,) in verdicts))
-    content_faults = find_content_faults(connection)
+    find = find_content_faults if version >= _CHECKSUMS_SINCE else find_faults_of_sums
+    content_faults = find(connection)
     if content_faults:
         return Inspection(version, content_faults=tuple(content_faults))
-    history = History(lives_of(connection), commit_number_of(connection))
+    history = _history_of(connection)
     if mark is None:
         mark_faults: tuple[str, ...] = (
             "it is missing, so it is unknown whether commits are missing too",
         )
     else:
-        mark_faults = _find_history_faults(history, content_checksum_of(connection), mark)
+        mark_faults = _find_history_faults(history, mark)
     return Inspection(
         version,
         history_faults=mark_faults,
         commit=history.last,
-        row_counts=committed_row_counts(connection),
+        row_counts=row_counts(connection),
     )
 
 
@@ -375,9 +337,13 @@ def _version_of(connection: sqlite3.Connection, database: Path, *, is_by_alembic
     return check_version(rows[0][0] if len(rows) == 1 else None, f"data_dir: {database}")
 
 
-def _find_history_faults(
-    history: History, content: bytes, mark: CommitMark | None
-) -> tuple[str, ...]:
+def _history_of(connection: sqlite3.Connection) -> History:
+    """Return the commits of a store of any version, whose content is right."""
+    rows = connection.execute("SELECT life_id, first_commit FROM lives ORDER BY life_number")
+    return History([Life(*row) for row in rows], commit_number_of(connection))
+
+
+def _find_history_faults(history: History, mark: CommitMark | None) -> tuple[str, ...]:
     if mark is None:
         return ()
     last = mark.last
@@ -386,6 +352,4 @@ def _find_history_faults(
     if not history.has(last.commit):
         end = f"ends at {history.last}" if history.last.life_id else "is empty"
         return (f"{last.commit} was the last one, the store {end}",)
-    if last.commit == history.last and last.content not in {content, UNKNOWN_CONTENT}:
-        return (f"after {last.commit} the store had other content",)
     return ()

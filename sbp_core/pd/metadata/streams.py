@@ -6,6 +6,7 @@ Each method is one transaction. Deleting a stream deletes everything that refers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Final
 
 from sqlalchemy import (
@@ -107,13 +108,22 @@ class StreamTables(RangeTables):
         """Create streams, each with an open range from offset 0; None where the name is taken."""
         with self._transaction():
             ((last_id,),) = self._query(_LAST_STREAM_ID)
-            created = []
-            for stream in streams:
-                created.append(self._maybe_create_stream(last_id + 1, stream, created_at_ms))
-                last_id += created[-1] is not None
-            if any(created):
+            created: list[tuple[StreamRecord, RangeRecord] | None] = []
+            added = []
+            names: set[str | None] = set()
+            for new in streams:
+                if new.name is not None and (new.name in names or self._is_taken(new.name)):
+                    created.append(None)
+                    continue
+                names.add(new.name)
+                last_id += 1
+                made = _new_stream(last_id, new, created_at_ms)
+                created.append(made)
+                added.append((*made, new.properties))
+            if added:
+                self._add_streams(added)
                 self._change(_SET_LAST_STREAM_ID, last_stream_id=last_id)
-                self._servers.bump_revision([made[0].stream_id for made in created if made])
+                self._servers.bump_revision([stream.stream_id for stream, *_ in added])
             return created
 
     def restore_streams(
@@ -121,10 +131,10 @@ class StreamTables(RangeTables):
     ) -> None:
         """Add streams of a backup that are not there, with their first ranges and properties."""
         with self._transaction():
-            for stream, first, properties in news:
-                if self._maybe_stream(stream.stream_id) is None:
-                    self._add_stream(stream, first, properties)
-                    self._begin_without_writers(first)
+            added = [new for new in news if self._maybe_stream(new[0].stream_id) is None]
+            self._add_streams(added)
+            for _, first, _ in added:
+                self._begin_without_writers(first)
             self._servers.bump_revision([stream.stream_id for stream, *_ in news])
 
     def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
@@ -178,41 +188,16 @@ class StreamTables(RangeTables):
         rows = self._query(_STREAMS_AFTER, after=stream_id, count_max=count_max)
         return [StreamRecord(*row) for row in rows]
 
-    def _maybe_create_stream(
-        self, stream_id: int, new: NewStream, created_at_ms: int
-    ) -> tuple[StreamRecord, RangeRecord] | None:
-        if new.name is not None and self._maybe_stream_of_name(new.name) is not None:
-            return None
-        stream = StreamRecord(
-            stream_id,
-            new.name,
-            new.replica_count,
-            new.ack_count,
-            new.retention_period_ms,
-            created_at_ms,
-            new.retention_bytes,
-        )
-        first = RangeRecord(
-            stream.stream_id, 0, 0, None, new.ack_count, new.server_ids, created_at_ms
-        )
-        self._add_stream(stream, first, new.properties)
-        return stream, first
+    def _is_taken(self, name: str) -> bool:
+        return self._maybe_stream_of_name(name) is not None
 
-    def _add_stream(
-        self, stream: StreamRecord, first: RangeRecord, properties: Mapping[str, str]
+    def _add_streams(
+        self, news: Sequence[tuple[StreamRecord, RangeRecord, Mapping[str, str]]]
     ) -> None:
-        self._change(
-            _ADD_STREAM,
-            stream_id=stream.stream_id,
-            name=stream.name,
-            replica_count=stream.replica_count,
-            ack_count=stream.ack_count,
-            retention_period_ms=stream.retention_period_ms,
-            created_at_ms=stream.created_at_ms,
-            retention_bytes=stream.retention_bytes,
-        )
-        self._insert_range(first)
-        self._properties.change(stream.stream_id, properties)
+        self._database.add(_ADD_STREAM, [asdict(stream) for stream, *_ in news])
+        self._insert_ranges([first for _, first, _ in news])
+        for stream, _, properties in news:
+            self._properties.change(stream.stream_id, properties)
 
     def _update_stream(
         self, change: StreamChange
@@ -266,3 +251,19 @@ class StreamTables(RangeTables):
     def _maybe_stream_of_name(self, name: str) -> StreamRecord | None:
         rows = self._query(_STREAM_OF_NAME, name=name)
         return StreamRecord(*rows[0]) if rows else None
+
+
+def _new_stream(
+    stream_id: int, new: NewStream, created_at_ms: int
+) -> tuple[StreamRecord, RangeRecord]:
+    """Return a stream to be added, with an open range from offset 0."""
+    stream = StreamRecord(
+        stream_id,
+        new.name,
+        new.replica_count,
+        new.ack_count,
+        new.retention_period_ms,
+        created_at_ms,
+        new.retention_bytes,
+    )
+    return stream, RangeRecord(stream_id, 0, 0, None, new.ack_count, new.server_ids, created_at_ms)

@@ -34,7 +34,7 @@ from sqlalchemy import (
 
 from sbp_core.errors import ConfigurationError
 
-SCHEMA_VERSION: Final = 15
+SCHEMA_VERSION: Final = 16
 """The newest version, which is the revision of the newest migration."""
 SCHEMA_VERSION_MIN: Final = 11
 """The oldest version that is migrated: that of release 0.1.0."""
@@ -326,6 +326,9 @@ lives: Final = Table(
 )
 """Each opening of the store to be changed: see `history`."""
 
+last_commit: Final = Table("last_commit", COMMON, _integer("number"), Column("content", _TEXT))
+"""One row: the number of the last commit, and in SQLite what all tables hold: see `checksums`."""
+
 restores: Final = Table(
     "restores",
     COMMON,
@@ -335,20 +338,8 @@ restores: Final = Table(
 )
 """At most one row: the backup that the cluster was restored from, NULL while it is not complete."""
 
-content: Final = Table(
-    "content",
-    SQLITE,
-    _integer("commit_number"),
-    Column("sums", _TEXT, nullable=False),
-    _bytes("checksum"),
-)
-"""One row: the last commit, and what all tables hold: see `sqlite_content`."""
-
 schema_version: Final = Table("schema_version", SQLITE, _integer("version"))
 """One row, SCHEMA_VERSION: releases that do not know `alembic_version` refuse the file by it."""
-
-last_commit: Final = Table("last_commit", POSTGRESQL, _integer("number"))
-"""One row: the number of the last commit."""
 
 leader: Final = Table(
     "leader",
@@ -378,11 +369,15 @@ alembic_version: Final = Table(
 """One row: the version as text. Alembic's own table, in its form."""
 
 
-def create_tables(connection: Connection, own: MetaData) -> None:
-    """Make the tables of a new cluster, within a transaction of the caller."""
+def create_tables(connection: Connection, own: MetaData, last_number: int = 0) -> None:
+    """Make the tables of a new cluster, within a transaction of the caller.
+
+    A cluster that moves here has had `last_number` commits elsewhere.
+    """
     for metadata in (COMMON, own, alembic_version.metadata):
         metadata.create_all(connection, checkfirst=False)
     connection.execute(insert(alembic_version).values(version_num=str(SCHEMA_VERSION)))
+    connection.execute(insert(last_commit).values(number=last_number))
     connection.execute(
         insert(cluster).values(id=str(uuid.uuid4()), revision=0, last_stream_id=0, last_server_id=0)
     )

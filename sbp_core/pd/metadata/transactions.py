@@ -189,6 +189,7 @@ class TransactionTables:
         self._capacity = capacity
         self._query = database.query
         self._change = database.change
+        self._add = database.add
         self._put = database.put
         self._transaction = database.transaction
 
@@ -217,16 +218,18 @@ class TransactionTables:
                 decided_at_ms=decided_at_ms,
                 subject=manifest.subject,
             )
-            for position, part in enumerate(manifest.parts):
-                self._change(
-                    _ADD_PART,
-                    txn_number=txn_number,
-                    position=position,
-                    txn_id=part.txn_id,
-                    stream_id=part.stream_id,
-                    range_index=part.range_index,
-                    record_count=part.record_count,
-                )
+            parts = [
+                {
+                    "txn_number": txn_number,
+                    "position": position,
+                    "txn_id": part.txn_id,
+                    "stream_id": part.stream_id,
+                    "range_index": part.range_index,
+                    "record_count": part.record_count,
+                }
+                for position, part in enumerate(manifest.parts)
+            ]
+            self._add(_ADD_PART, parts)
             if manifest.subject is not None:  # from here on the decision has it
                 for name in names:
                     self._change(_FORGET_CLAIM, producer=name)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 
 from sbp_core.cli.main import main
 from sbp_core.errors import (
@@ -22,7 +22,7 @@ from sbp_core.pd.metadata.history import epoch_of
 from sbp_core.pd.metadata.leadership import Leader, Leadership, Node
 from sbp_core.pd.metadata.postgresql_inspection import accept_database, check_database
 from sbp_core.pd.metadata.store import StoreThread, open_store
-from sbp_core.pd.metadata.tables import SCHEMA_VERSION
+from sbp_core.pd.metadata.tables import SCHEMA_VERSION, cluster
 from sbp_core.pd.model import NewStream
 from tests.support.metadata import (
     NO_LEASE_MS,
@@ -209,7 +209,7 @@ def test_a_leader_that_is_paused_in_a_transaction_does_not_keep_others_away(url,
 
 
 def create_in_transaction(store):
-    store._maybe_create_stream(1, NewStream("unfinished", 1, 1, 0, (1,)), 5)
+    store._database.change(update(cluster), revision=7)
 
 
 def test_a_read_of_a_former_leader_is_not_used(url, opened):
