@@ -102,7 +102,7 @@ def new_home(
 
     yield make
     for home in homes:
-        home.close()
+        home.check()
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ def check(folder: str, *, is_json: bool) -> int:
         _show_json(report)
     else:
         _show(report)
-        if not report.is_intact:
+        if report.faults:
             output.write_line(f"  {report.remedy}")
-    return 0 if report.is_intact else 1
+    return 1 if report.faults else 0
 
 
 def accept(folder: str, *, is_json: bool) -> int:
@@ -49,7 +49,7 @@ def accept(folder: str, *, is_json: bool) -> int:
         _show_json(report)
         return 0
     _show(report)
-    if report.is_intact:
+    if not report.faults:
         output.write_line("  the metadata are intact: nothing was changed")
     else:
         output.write_line(
@@ -136,39 +136,37 @@ def _witnesses(directory: Path) -> list[Witness]:
 
 
 def _show(report: StoreReport) -> None:
-    found = report.found
-    counts = found.row_counts
-    if found.page_faults or found.content_faults:
+    counts, commit = report.row_counts, report.commit
+    if report.page_faults or report.content_faults:
         verdict = "damaged"
-    elif found.history_faults:
-        verdict = "older than it was" if found.version else "emptied"
+    elif report.history_faults:
+        verdict = "older than it was" if report.version else "emptied"
     else:
-        verdict = "of another cluster" if found.foreign_servers else "intact"
+        verdict = "of another cluster" if report.foreign_servers else "intact"
     output.write_line(
-        f"{report.database}: {verdict}; schema version {found.version},"
-        f" {counted(len(counts), 'table')}, {counted(sum(counts.values()), 'row')}, {found.commit};"
+        f"{report.database}: {verdict}; schema version {report.version},"
+        f" {counted(len(counts), 'table')}, {counted(sum(counts.values()), 'row')}, {commit};"
         f" by metadata.mark {report.marked}"
     )
-    for line in (*found.faults, *report.notes):
+    for line in (*report.faults, *report.notes):
         output.write_line(f"  {line}")
 
 
 def _show_json(report: StoreReport) -> None:
-    found = report.found
     output.write_json(
         {
             "file": str(report.database),
-            "is_intact": report.is_intact,
-            "schema_version": found.version,
-            "rows": found.row_counts,
-            "commit": found.commit.number,
-            "life": found.commit.life_id or None,
+            "is_intact": not report.faults,
+            "schema_version": report.version,
+            "rows": report.row_counts,
+            "commit": report.commit.number,
+            "life": report.commit.life_id or None,
             "marked_commit": report.marked.number,
             "marked_life": report.marked.life_id or None,
-            "damage": [*found.page_faults, *found.content_faults],
-            "missing_commits": list(found.history_faults),
-            "other_clusters": list(found.foreign_servers),
+            "damage": [*report.page_faults, *report.content_faults],
+            "missing_commits": list(report.history_faults),
+            "other_clusters": list(report.foreign_servers),
             "notes": list(report.notes),
-            "remedy": None if report.is_intact else report.remedy,
+            "remedy": report.remedy if report.faults else None,
         }
     )

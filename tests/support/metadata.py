@@ -23,6 +23,7 @@ from sbp_core.errors import ConfigurationError, StatusError
 from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.metadata.history import CommitMark
 from sbp_core.pd.metadata.leadership import Leadership
+from sbp_core.pd.metadata.sqlite_inspection import check_store
 from sbp_core.pd.metadata.sqlite_tables import connect, take_stock
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import (
@@ -195,6 +196,11 @@ class SqliteHome:
             self._store.close()
         self._store = None
 
+    def check(self):
+        """Whatever was done to the store, what it counted is what is there."""
+        self.close()
+        assert check_store(self.folder, []).faults == ()
+
 
 class PostgresqlHome:
     """One store in a database, opened again and again; each one leads in a term of its own."""
@@ -219,6 +225,10 @@ class PostgresqlHome:
     def close(self):
         while self._stores:
             self._stores.pop().close()
+
+    def check(self):
+        """PostgreSQL checks what it stores."""
+        self.close()
 
     def _open(self, **limits):
         self._stores.append(open_store(self.url, CapacityLimits(**limits)))

@@ -39,11 +39,11 @@ def move_to_database(directory: Path, url: str, witnesses: list[Witness]) -> Map
     or of another version, and for a database that cannot be used or is not empty.
     """
     report = check_store(directory, witnesses)
-    if not report.is_intact:
-        raise ConfigurationError(f"{'; '.join(report.found.faults)}. {report.remedy}")
-    if report.found.version != SCHEMA_VERSION:
+    if report.faults:
+        raise ConfigurationError(f"{'; '.join(report.faults)}. {report.remedy}")
+    if report.version != SCHEMA_VERSION:
         raise ConfigurationError(
-            f"{report.database} has schema version {report.found.version}, and this release"
+            f"{report.database} has schema version {report.version}, and this release"
             f" {SCHEMA_VERSION}: start and stop a placement driver of this release with it first"
         )
     with (

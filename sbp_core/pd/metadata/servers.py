@@ -20,9 +20,15 @@ from sbp_core.pd.model import LogMark, RangeServerRecord
 _SERVER_ID: Final[BindParameter[int]] = bindparam("server_id")
 _CLUSTER_ID: Final = select(cluster.c.id)
 _REVISION: Final = select(cluster.c.revision)
-_BUMP_REVISION: Final = update(cluster).values(revision=cluster.c.revision + 1)
+_BUMP_REVISION: Final = (
+    update(cluster).values(revision=cluster.c.revision + 1).returning(cluster.c.revision)
+)
 _LAST_ID: Final = select(cluster.c.last_server_id)
-_NEXT_ID: Final = update(cluster).values(last_server_id=cluster.c.last_server_id + 1)
+_NEXT_ID: Final = (
+    update(cluster)
+    .values(last_server_id=cluster.c.last_server_id + 1)
+    .returning(cluster.c.last_server_id)
+)
 _LAST_STREAM_ID: Final = select(cluster.c.last_stream_id)
 _SET_NUMBERS: Final = update(cluster)
 _ADDRESSES: Final = select(servers.c.server_id, servers.c.address)
@@ -62,8 +68,8 @@ class ServerTables:
 
     def bump_revision(self, stream_ids: Iterable[int] | None) -> None:
         """Note a change of streams or their ranges, within a transaction; None: of an address."""
-        self._database.change(_BUMP_REVISION)
-        self._changes.note(self.revision(), stream_ids)
+        ((revision,),) = self._query(_BUMP_REVISION)
+        self._changes.note(revision, stream_ids)
 
     def forget_changes(self) -> None:
         """Forget which streams changed: another placement driver may have changed others."""
@@ -84,13 +90,13 @@ class ServerTables:
     def allocate_id(self) -> int:
         """Return an id for a range server, never issued before."""
         with self._transaction():
-            if self._query(_LAST_ID) == [(SERVER_ID_MAX,)]:
+            ((server_id,),) = self._query(_NEXT_ID)
+            if server_id > SERVER_ID_MAX:
                 raise InvalidRequestError(
                     StatusCode.INVALID_REQUEST,
                     f"all ids of range servers up to {SERVER_ID_MAX} were given out",
                 )
-            self._database.change(_NEXT_ID)
-            return int(self._query(_LAST_ID)[0][0])
+            return int(server_id)
 
     def register(self, server: RangeServerRecord) -> bool:
         """Remember the server's address; False when its id was never allocated here."""

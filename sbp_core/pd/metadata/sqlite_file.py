@@ -26,7 +26,7 @@ from sbp_core.pd.metadata.data_dir import DataDir
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.history import CommitId, CommitMark
 from sbp_core.pd.metadata.sqlite_inspection import (
-    Inspection,
+    StoreReport,
     inspect_store,
     remedy_of_lost_metadata,
 )
@@ -125,19 +125,19 @@ class SqliteFile(Database):
         self._schema = schema_hash(self._file)
         self._begin_life()
 
-    def _refuse_faults(self, found: Inspection) -> None:
+    def _refuse_faults(self, found: StoreReport) -> None:
         database = self._dir.database
         if found.page_faults:
             raise sqlite3.DatabaseError("; ".join(found.page_faults))
         if found.content_faults:
             raise ConfigurationError(
                 f"data_dir: {database} is damaged: {'; '.join(found.content_faults)}."
-                f" {found.remedy(database.parent)}"
+                f" {found.remedy}"
             )
         if found.history_faults:
             raise ConfigurationError(
                 f"data_dir: commits may be missing from {database}. By {self._dir.mark}:"
-                f" {'; '.join(found.history_faults)}. {found.remedy(database.parent)}"
+                f" {'; '.join(found.history_faults)}. {found.remedy}"
             )
 
     def _begin_changes(self) -> None:

@@ -59,23 +59,52 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """The result of an inspection of the metadata in a directory."""
+    """The state of a metadata file; `version` 0 is that of an empty one."""
 
     database: Path
-    found: Inspection
+    version: int
+    page_faults: tuple[str, ...] = ()
+    """What SQLite finds wrong: such a file cannot be used at all."""
+    content_faults: tuple[str, ...] = ()
+    """Rows that are not as they were committed."""
+    history_faults: tuple[str, ...] = ()
+    """Commits that are missing, or may be."""
+    foreign_servers: tuple[str, ...] = ()
+    """Range servers beside the store that belong to another cluster."""
+    commit: CommitId = NO_COMMIT
+    row_counts: dict[str, int] = field(default_factory=dict)
     marked: CommitId = NO_COMMIT
+    """The last commit by the mark beside the file."""
     notes: tuple[str, ...] = ()
     """Damage that takes nothing away."""
 
     @property
-    def is_intact(self) -> bool:
-        """Whether a placement driver may start with it."""
-        return not self.found.faults
+    def faults(self) -> tuple[str, ...]:
+        """All that is wrong: without faults a placement driver may start with the file."""
+        return (
+            *self.page_faults,
+            *self.content_faults,
+            *self.history_faults,
+            *self.foreign_servers,
+        )
 
     @property
     def remedy(self) -> str:
-        """The remedy if it is not."""
-        return self.found.remedy(self.database.parent)
+        """The remedy of the faults, in words."""
+        directory = self.database.parent
+        if self.foreign_servers:
+            return "One of these folders is in the wrong place: restore the right one"
+        if self.page_faults or not self.version:
+            return remedy_of_lost_metadata(directory)
+        return (
+            f"Restore the newest copy of {directory}, or, without a copy, accept that commits"
+            f" are missing: `sbp pd accept {quote(str(directory))}`"
+        )
+
+    @property
+    def can_be_accepted(self) -> bool:
+        """Whether `accept_store` can make the file usable."""
+        return bool(self.version) and not self.page_faults and not self.foreign_servers
 
 
 def find_store(folder: Path) -> Path:
@@ -109,10 +138,9 @@ def check_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
         mark = CommitMark.maybe_open(copy)
         found = _inspect(database, copy / DATABASE_NAME, mark, witnesses)
     if mark is None:
-        return StoreReport(database, found)
+        return found
     marked = NO_COMMIT if mark.last is None else mark.last.commit
-    notes = () if mark.maybe_fault is None else (mark.maybe_fault,)
-    return StoreReport(database, found, marked, notes)
+    return replace(found, marked=marked, notes=(mark.maybe_fault,) if mark.maybe_fault else ())
 
 
 def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMark | None:
@@ -160,19 +188,18 @@ def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
     `check_store` does, and if the file cannot be read as a whole.
     """
     report = check_store(directory, witnesses)
-    if report.is_intact:
+    if not report.faults:
         return report
-    if not report.found.can_be_accepted:
+    if not report.can_be_accepted:
         raise ConfigurationError(
-            f"{report.database} cannot be accepted: {'; '.join(report.found.faults)}."
-            f" {report.remedy}"
+            f"{report.database} cannot be accepted: {'; '.join(report.faults)}. {report.remedy}"
         )
     known = [report.marked, *(each.commit for each in witnesses)]
     above = max([0, *(epoch_of(commit.life_id) for commit in known if commit.life_id)])
     with _locked(directory) as owned:
         try:
             with closing(connect(owned.database)) as file:
-                commit = accept_tables(file, report.found.version, above)
+                commit = accept_tables(file, report.version, above)
         except UNREADABLE as error:
             raise ConfigurationError(
                 f"{owned.database} cannot be accepted: {error}."
@@ -196,7 +223,7 @@ def _locked(directory: Path) -> Iterator[DataDir]:
 
 def _inspect(
     database: Path, copy: Path, mark: CommitMark | None, witnesses: list[Witness]
-) -> Inspection:
+) -> StoreReport:
     try:
         with closing(connect(copy)) as connection:
             found = inspect_store(connection, database, mark)
@@ -226,7 +253,7 @@ def _inspect(
                 ),
             )
     except UNREADABLE as error:
-        return Inspection(0, page_faults=(str(error),))
+        return StoreReport(database, 0, page_faults=(str(error),))
     finally:
         if mark is not None:
             mark.close()
@@ -234,49 +261,6 @@ def _inspect(
 
 _PAGE_FAULTS_MAX: Final = 10
 """Faults that SQLite finds in a file and a report lists."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """The state of a metadata file; `version` 0 is that of an empty one."""
-
-    version: int
-    page_faults: tuple[str, ...] = ()
-    """What SQLite finds wrong: such a file cannot be used at all."""
-    content_faults: tuple[str, ...] = ()
-    """Rows that are not as they were committed."""
-    history_faults: tuple[str, ...] = ()
-    """Commits that are missing, or may be."""
-    foreign_servers: tuple[str, ...] = ()
-    """Range servers beside the store that belong to another cluster."""
-    commit: CommitId = NO_COMMIT
-    row_counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """All that is wrong."""
-        return (
-            *self.page_faults,
-            *self.content_faults,
-            *self.history_faults,
-            *self.foreign_servers,
-        )
-
-    def remedy(self, directory: Path) -> str:
-        """Return what to do about the faults of the store in a directory."""
-        if self.foreign_servers:
-            return "One of these folders is in the wrong place: restore the right one"
-        if self.page_faults or not self.version:
-            return remedy_of_lost_metadata(directory)
-        return (
-            f"Restore the newest copy of {directory}, or, without a copy, accept that commits"
-            f" are missing: `sbp pd accept {quote(str(directory))}`"
-        )
-
-    @property
-    def can_be_accepted(self) -> bool:
-        """Whether `accept_store` can make the file usable."""
-        return bool(self.version) and not self.page_faults and not self.foreign_servers
 
 
 def remedy_of_lost_metadata(directory: Path) -> str:
@@ -290,7 +274,7 @@ def remedy_of_lost_metadata(directory: Path) -> str:
 
 def inspect_store(
     connection: sqlite3.Connection, database: Path, mark: CommitMark | None
-) -> Inspection:
+) -> StoreReport:
     """Read a whole metadata file, and compare it with its mark.
 
     Raises ConfigurationError for files of others and of other versions, sqlite3.Error for what
@@ -298,7 +282,8 @@ def inspect_store(
     """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if not tables:
-        return Inspection(0, history_faults=_find_history_faults(History((), 0), mark))
+        faults = () if mark is None else _find_history_faults(History((), 0), mark)
+        return StoreReport(database, 0, history_faults=faults)
     if not {"schema_version", "cluster"} <= tables:
         raise ConfigurationError(
             f"data_dir: {database} holds other data; choose an empty directory"
@@ -306,21 +291,17 @@ def inspect_store(
     version = _version_of(connection, database, is_by_alembic="alembic_version" in tables)
     verdicts = connection.execute(f"PRAGMA integrity_check({_PAGE_FAULTS_MAX})").fetchall()
     if verdicts != [("ok",)]:
-        return Inspection(version, page_faults=tuple(str(verdict) for (verdict,) in verdicts))
+        faults = tuple(str(verdict) for (verdict,) in verdicts)
+        return StoreReport(database, version, page_faults=faults)
     find = find_content_faults if version >= _CHECKSUMS_SINCE else find_faults_of_sums
     content_faults = find(connection)
     if content_faults:
-        return Inspection(version, content_faults=tuple(content_faults))
+        return StoreReport(database, version, content_faults=tuple(content_faults))
     history = _history_of(connection)
-    if mark is None:
-        mark_faults: tuple[str, ...] = (
-            "it is missing, so it is unknown whether commits are missing too",
-        )
-    else:
-        mark_faults = _find_history_faults(history, mark)
-    return Inspection(
+    return StoreReport(
+        database,
         version,
-        history_faults=mark_faults,
+        history_faults=_find_history_faults(history, mark),
         commit=history.last,
         row_counts=row_counts(connection),
     )
@@ -344,12 +325,10 @@ def _history_of(connection: sqlite3.Connection) -> History:
 
 
 def _find_history_faults(history: History, mark: CommitMark | None) -> tuple[str, ...]:
-    if mark is None:
+    if mark is None or mark.last is None:
+        state = "missing" if mark is None else "damaged"
+        return (f"it is {state}, so it is unknown whether commits are missing too",)
+    if history.has(mark.last.commit):
         return ()
-    last = mark.last
-    if last is None:
-        return ("it is damaged, so it is unknown whether commits are missing",)
-    if not history.has(last.commit):
-        end = f"ends at {history.last}" if history.last.life_id else "is empty"
-        return (f"{last.commit} was the last one, the store {end}",)
-    return ()
+    end = f"ends at {history.last}" if history.last.life_id else "is empty"
+    return (f"{mark.last.commit} was the last one, the store {end}",)
