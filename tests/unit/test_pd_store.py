@@ -11,9 +11,7 @@ from sbp_core.log.disk import OsDisk, OsFile
 from sbp_core.pd.metadata.sqlite_tables import connect
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION
-from sbp_core.pd.model import (
-    NewStream,
-)
+from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from tests.support.metadata import SqliteHome, failing_disk
 
 FIRST = (-1, -1)
@@ -64,6 +62,19 @@ def test_a_transaction_in_which_a_statement_failed_is_not_committed(store):
 def test_text_is_data(store, name):
     create(store, name)
     assert store.streams_by_name([name])[0].name == name
+
+
+def test_ranges_of_several_streams_are_read_as_far_as_there_is_room(store):
+    a, b, c = create(store, "a", "b", "c")
+    store.seal_ranges([SealedRange(b, 0, 5)])
+    store.create_ranges([RangeRecord(b, 1, 5, None, 1, (1, 2), 5)])
+    one_by_one = {
+        each: store.ranges_after(FIRST, 9, stream_id=each, server_id=None) for each in (a, b, c)
+    }
+    assert [len(each) for each in one_by_one.values()] == [1, 2, 1]
+    assert store.ranges_of([c, b, 99, a], 9) == one_by_one
+    for room, whole in ((4, (a, b)), (3, (a,)), (2, (a,)), (1, ())):
+        assert store.ranges_of([a, b, c], room) == {each: one_by_one[each] for each in whole}
 
 
 def test_each_store_is_a_cluster_of_its_own(new_home):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from shlex import quote
 from typing import Any, ClassVar, Final, cast
@@ -46,7 +46,7 @@ from sbp_core.pd.metadata.tables import COMMON
 
 _LOG: Final = logging.getLogger(__name__)
 
-Value = int | str | bytes | None
+Value = int | str | bytes | list[int] | None
 
 _COMMIT: Final = text("COMMIT")
 
@@ -62,6 +62,9 @@ def _dependents(parent: Table) -> frozenset[str]:
 
 
 _DEPENDENTS: Final = {table.name: _dependents(table) for table in COMMON.tables.values()}
+_COUNTS: Final = {
+    table.name: select(func.count()).select_from(table) for table in COMMON.tables.values()
+}
 
 
 class Put:
@@ -93,6 +96,7 @@ class Database(ABC):
         self._changed_count = 0
         self._counts: dict[str, int] = {}
         self._life_id = ""
+        self._lives: list[Life] = []
         self._last_number = 0
         self.failure: StatusError | None = None
         """Why it can be neither read nor written any longer; None while it can."""
@@ -110,10 +114,15 @@ class Database(ABC):
         """Change rows, within a transaction; return how many. Raises StatusError as `query`."""
         return self._execute(statement, values)[1]
 
-    def add(self, statement: Insert, rows: Sequence[Mapping[str, Value]]) -> None:
-        """Add rows at once, within a transaction. Raises StatusError as `query`."""
-        if rows:
-            self._execute(statement, rows)
+    def add(self, statement: Insert, rows: Iterable[Sequence[Value]]) -> None:
+        """Add rows at once, within a transaction. Raises StatusError as `query`.
+
+        Each has the values of all columns of the table, in the order of their declaration.
+        """
+        names = statement.table.columns.keys()
+        added = [dict(zip(names, row, strict=True)) for row in rows]
+        if added:
+            self._execute(statement, added)
 
     def put(self, row: Put, **values: Value) -> None:
         """Set a row, within a transaction. Raises StatusError as `query`."""
@@ -151,9 +160,7 @@ class Database(ABC):
     def count(self, table: str) -> int:
         """Return the number of rows of a table, with what is changed right now."""
         if table not in self._counts:
-            ((self._counts[table],),) = self.query(
-                select(func.count()).select_from(COMMON.tables[table])
-            )
+            ((self._counts[table],),) = self.query(_COUNTS[table])
         return self._counts[table]
 
     @property
@@ -225,13 +232,14 @@ class Database(ABC):
         with self.transaction():
             ((last_stream_id,),) = self.query(LAST_STREAM_ID)
             ((number,),) = self.query(NUMBER)
-            self._life_id = new_life_id(epoch_of_stream_id(last_stream_id))
+            self._life_id, self._lives = new_life_id(epoch_of_stream_id(last_stream_id)), []
             self.change(ADD_LIFE, life_id=self._life_id, first_commit=number + 1)
 
     def _history(self) -> History:
-        rows = self.query(LIVES)
+        if not self._life_id or not self._lives:  # nobody else begins a life during this one
+            self._lives = [Life(*row) for row in self.query(LIVES)]
         ((number,),) = self.query(NUMBER)
-        return History([Life(*row) for row in rows], number)
+        return History(self._lives, number)
 
     @contextmanager
     def _begun(self) -> Iterator[None]:
@@ -279,7 +287,8 @@ class Database(ABC):
             self._counts[table] += changed if isinstance(statement, Insert) else -changed
         if changed and isinstance(statement, Delete):
             for dependent in _DEPENDENTS[table]:
-                self._counts.pop(dependent, None)
+                if self._counts.get(dependent):
+                    del self._counts[dependent]
 
     def _roll_back(self) -> None:
         """End a transaction of the connection; if that fails the connection is of no use."""

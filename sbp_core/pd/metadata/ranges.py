@@ -101,6 +101,12 @@ _RANGES_AFTER: Final = {
     (True, True): _ranges_after(replicas, _ON_SERVER, replicas.c.stream_id == _STREAM_ID),
 }
 """By (stream_id is given, server_id is given)."""
+_OF_STREAMS: Final = _ranges_of(
+    select(ranges.c.stream_id, ranges.c.range_index)
+    .where(ranges.c.stream_id.in_(bindparam("stream_ids", expanding=True)))
+    .order_by(ranges.c.stream_id, ranges.c.range_index)
+    .limit(COUNT_MAX)
+)
 _LAST_RANGE: Final = _ranges_of(
     select(ranges.c.stream_id, ranges.c.range_index)
     .where(ranges.c.stream_id == _STREAM_ID)
@@ -317,6 +323,20 @@ class RangeTables:
             count_max=count_max,
         )
 
+    def ranges_of(self, stream_ids: Sequence[int], count_max: int) -> dict[int, list[RangeRecord]]:
+        """Return all ranges of streams, as far as `count_max` ranges go, by stream id.
+
+        A stream is missing if it is not there, or if not all of its ranges were read.
+        """
+        found = self._ranges(_OF_STREAMS, stream_ids=[*stream_ids], count_max=count_max)
+        by_stream = {
+            stream_id: [*records]
+            for stream_id, records in itertools.groupby(found, lambda each: each.stream_id)
+        }
+        if len(found) == count_max:
+            del by_stream[found[-1].stream_id]
+        return by_stream
+
     def sealed_replicated_ranges(self, after: tuple[int, int], count_max: int) -> list[RangeRecord]:
         """Return up to `count_max` sealed ranges with several replicas, as `ranges_after` does."""
         return self._ranges(
@@ -336,14 +356,8 @@ class RangeTables:
             olds = [position for position, server_id in rows if server_id in removed]
             if not rows or len(rows) + len(news) <= len(olds):
                 return False
-            for position, server_id in enumerate(news, rows[-1][0] + 1):
-                self._change(
-                    _ADD_REPLICA,
-                    stream_id=stream_id,
-                    range_index=range_index,
-                    position=position,
-                    server_id=server_id,
-                )
+            placed = enumerate(news, rows[-1][0] + 1)
+            self._database.add(_ADD_REPLICA, [(stream_id, range_index, *each) for each in placed])
             for position in olds:
                 self._change(
                     _REMOVE_REPLICA,
@@ -356,13 +370,11 @@ class RangeTables:
 
     def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
         """Return the range with the highest index of a stream."""
-        found = self._ranges(_LAST_RANGE, stream_id=stream_id)
-        return found[0] if found else None
+        return next(iter(self._ranges(_LAST_RANGE, stream_id=stream_id)), None)
 
     def maybe_range_at(self, stream_id: int, offset: int) -> RangeRecord | None:
         """Return the range of a stream that has an offset, or would; None if it was trimmed."""
-        found = self._ranges(_RANGE_AT, stream_id=stream_id, offset=offset)
-        return found[0] if found else None
+        return next(iter(self._ranges(_RANGE_AT, stream_id=stream_id, offset=offset)), None)
 
     def most_ranges(self, count_max: int) -> tuple[int, list[tuple[str, int]]]:
         """Return the count of all ranges, and the streams with the most ranges.
@@ -420,34 +432,15 @@ class RangeTables:
         return bool(sealed)
 
     def _insert_ranges(self, news: Sequence[RangeRecord]) -> None:
-        self._database.add(
-            _ADD_RANGE,
-            [
-                {
-                    "stream_id": new.stream_id,
-                    "range_index": new.range_index,
-                    "start_offset": new.start_offset,
-                    "end_offset": new.end_offset,
-                    "ack_count": new.ack_count,
-                }
-                for new in news
-            ],
-        )
-        self._database.add(
-            _ADD_REPLICA,
-            [
-                {
-                    "stream_id": new.stream_id,
-                    "range_index": new.range_index,
-                    "position": position,
-                    "server_id": server_id,
-                }
-                for new in news
-                for position, server_id in enumerate(new.server_ids)
-            ],
-        )
+        rows = [
+            (*_key(new), new.start_offset, new.end_offset, new.ack_count, None, None)
+            for new in news
+        ]
+        self._database.add(_ADD_RANGE, rows)
+        placed = [(*_key(new), *each) for new in news for each in enumerate(new.server_ids)]
+        self._database.add(_ADD_REPLICA, placed)
 
-    def _ranges(self, which: Select[Any], **values: int | None) -> list[RangeRecord]:
+    def _ranges(self, which: Select[Any], **values: int | list[int] | None) -> list[RangeRecord]:
         """Return the ranges that a query selects, with all their servers."""
         rows = self._query(which, **values)
         return [
@@ -498,3 +491,7 @@ class RangeTables:
     def _writers_before(self, stream_id: int, range_index: int) -> bytes:
         rows = self._query(_WRITERS, stream_id=stream_id, range_index=range_index - 1)
         return bytes(rows[0][0]) if rows else b""
+
+
+def _key(record: RangeRecord) -> tuple[int, int]:
+    return record.stream_id, record.range_index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Final
 
 from sqlalchemy import BigInteger, bindparam, insert, select, tuple_
@@ -41,15 +42,7 @@ class SchemaTable:
     def register(self, news: Sequence[SchemaRecord]) -> None:
         """Add versions, all or none; their streams are there, and do not have them yet."""
         with self._database.transaction():
-            for new in news:
-                self._database.change(
-                    _ADD_SCHEMA,
-                    stream_id=new.stream_id,
-                    version=new.version,
-                    fingerprint=new.fingerprint,
-                    schema=new.schema,
-                    registered_at_ms=new.registered_at_ms,
-                )
+            self._database.add(_ADD_SCHEMA, [astuple(new) for new in news])
 
     def maybe_newest(self, stream_id: int) -> SchemaRecord | None:
         """Return the last version of a stream's schema; None where it has none."""

@@ -6,7 +6,7 @@ Each method is one transaction. Deleting a stream deletes everything that refers
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import astuple
 from typing import Final
 
 from sqlalchemy import (
@@ -194,7 +194,7 @@ class StreamTables(RangeTables):
     def _add_streams(
         self, news: Sequence[tuple[StreamRecord, RangeRecord, Mapping[str, str]]]
     ) -> None:
-        self._database.add(_ADD_STREAM, [asdict(stream) for stream, *_ in news])
+        self._database.add(_ADD_STREAM, [astuple(stream) for stream, *_ in news])
         self._insert_ranges([first for _, first, _ in news])
         for stream, _, properties in news:
             self._properties.change(stream.stream_id, properties)

@@ -218,18 +218,20 @@ class TransactionTables:
                 decided_at_ms=decided_at_ms,
                 subject=manifest.subject,
             )
-            parts = [
-                {
-                    "txn_number": txn_number,
-                    "position": position,
-                    "txn_id": part.txn_id,
-                    "stream_id": part.stream_id,
-                    "range_index": part.range_index,
-                    "record_count": part.record_count,
-                }
-                for position, part in enumerate(manifest.parts)
-            ]
-            self._add(_ADD_PART, parts)
+            self._add(
+                _ADD_PART,
+                [
+                    (
+                        txn_number,
+                        position,
+                        each.txn_id,
+                        each.stream_id,
+                        each.range_index,
+                        each.record_count,
+                    )
+                    for position, each in enumerate(manifest.parts)
+                ],
+            )
             if manifest.subject is not None:  # from here on the decision has it
                 for name in names:
                     self._change(_FORGET_CLAIM, producer=name)
@@ -264,14 +266,9 @@ class TransactionTables:
         if given_up:
             with self._transaction():
                 self._change(_FORGET_ABORTED, before_ms=aborted_at_ms - limits.ABORTED_TXNS_KEPT_MS)
-                for txn_id in given_up:
-                    producer, _ = maybe_batch_of(txn_id) or (None, None)
-                    self._change(
-                        _ADD_ABORTED,
-                        txn_id=txn_id,
-                        producer=producer,
-                        aborted_at_ms=aborted_at_ms,
-                    )
+                batches = {txn_id: maybe_batch_of(txn_id) or (None, None) for txn_id in given_up}
+                aborted = [(each, batches[each][0], aborted_at_ms) for each in batches]
+                self._add(_ADD_ABORTED, aborted)
                 self._capacity.check("aborted_txns")
         return verdicts
 
@@ -446,3 +443,7 @@ class TransactionTables:
             before_ms=now_ms - limits.ONE_SHOT_KEPT_MS,
             given_up_since_ms=given_up_since_ms,
         )
+
+
+def _stored(part: Part) -> tuple[str, int, int, int]:
+    return part.txn_id, part.stream_id, part.range_index, part.record_count
