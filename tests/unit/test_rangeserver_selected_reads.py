@@ -40,14 +40,14 @@ class CountingDisk(FaultyDisk):
 
     def __init__(self):
         super().__init__()
-        self.read_bytes = []
+        self.read_lengths = []
 
     def open(self, path, *, is_writable):
         file = super().open(path, is_writable=is_writable)
         read = file.pread
 
         def counted(length, position):
-            self.read_bytes.append(length)
+            self.read_lengths.append(length)
             return read(length, position)
 
         file.pread = counted
@@ -63,7 +63,7 @@ def stored(*entries):
         log.append([commit(log, txn_id)])
     log.recent = RecentBodies()
     slots = list(log.batches_from(KEY, 0))
-    disk.read_bytes.clear()
+    disk.read_lengths.clear()
     return log, disk, slots
 
 
@@ -79,7 +79,7 @@ def test_the_wanted_columns_are_read_and_no_others():
     body, selection = wide(20)
     log, disk, slots = stored(batch(0, ROWS, body), batch(ROWS, ROWS, body))
     found = read_slots(log, KEY, slots, selection)
-    assert sum(disk.read_bytes) < 0.12 * 2 * len(body)
+    assert sum(disk.read_lengths) < 0.12 * 2 * len(body)
     sent = memoryview(b"".join(found.buffers))
     assert [each.base_offset for each in split_envelopes(sent)] == [0, ROWS]
     log.recent.keep([batch(0, ROWS, body)], [slots[0].location])
@@ -126,7 +126,7 @@ def test_a_batch_of_which_many_small_parts_are_wanted_is_read_and_verified_whole
     log, disk, slots = stored(batch(0, 100, body))
     found = read_slots(log, KEY, slots, selection)
     assert sum(map(len, found.buffers)) < 0.2 * len(body)
-    assert len(disk.read_bytes) <= 3
+    assert len(disk.read_lengths) <= 3
     damage(disk, slots[0], slots[0].location.length - 1)
     assert isinstance(read_slots(log, KEY, slots, selection).error, LogCorruptionError)
 
