@@ -89,10 +89,11 @@ class BatchRows(Generic[_Column]):
 
         `view` is the segment itself; those that were staged may be in another one.
         """
-        row = self._row_beyond(offset)
+        row, step = self._row_beyond(offset), 2  # a reader takes one batch, or many
         while row < (row_count := len(self.base_offset)):
-            rows = slice(row, min(row + _SLOTS_PER_STEP, row_count))
-            columns = (getattr(self, name)[rows].tolist() for name in SLOT_COLUMNS)
+            rows = slice(row, min(row + step, row_count))
+            step = _SLOTS_PER_STEP
+            columns = [getattr(self, name)[rows].tolist() for name in SLOT_COLUMNS]
             for base_offset, count, position, length, time_ms, prefix_bytes in zip(
                 *columns, strict=True
             ):

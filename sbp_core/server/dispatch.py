@@ -247,7 +247,8 @@ class ServerCall:
         finally:
             if self._patience is not None:
                 self._patience.cancel()
-            self._end_audit()
+            if self._audited is not None:
+                self._audited.end(self.peer.standing, self._clock.wall_ms())
 
     async def _answer(self, answer: Answer) -> None:
         if isinstance(answer, Response):
@@ -258,10 +259,6 @@ class ServerCall:
                 await self._send(each)
         finally:
             await answer.aclose()
-
-    def _end_audit(self) -> None:
-        if self._audited is not None:
-            self._audited.end(self.peer.standing, self._clock.wall_ms())
 
     async def fail(self, error: Exception) -> None:
         """Answer with a system error frame."""

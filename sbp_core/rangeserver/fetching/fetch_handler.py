@@ -110,10 +110,10 @@ class FetchHandler:
         reads = ReadScheduler(readers, at_work_max=bounds.reads_at_work_max)
         self._shared = _Shared(host, log, waiters, finder, reads, clock, metrics, bounds)
 
-    async def __call__(self, call: ServerCall) -> AsyncGenerator[Response]:
+    async def __call__(self, call: ServerCall) -> Response | AsyncGenerator[Response]:
         """Answer one FETCH frame. Raises InvalidRequestError when it has too many requests."""
         began_at = self._shared.clock.monotonic()
-        return _Fetch(self._shared, call, call.decode(FetchRequest), began_at).answer()
+        return await _Fetch(self._shared, call, call.decode(FetchRequest), began_at).answer()
 
 
 class _Fetch:
@@ -152,19 +152,27 @@ class _Fetch:
         self._has_waited = False
         """Whether time has passed since the rights of the caller were judged."""
 
-    async def answer(self) -> AsyncGenerator[Response]:
-        """Yield as many response frames as it takes; without a wait if all is in memory."""
+    async def answer(self) -> Response | AsyncGenerator[Response]:
+        """Return the only frame, if all is ready and in memory, else as many as it takes."""
         host, finder = self._shared.host, self._shared.finder
         if lacking := host.lacking(self._places()):
             await host.learn(lacking)
         if not self._is_staged:
             self._waiting = list(map(finder.at_tail, self._waiting))
+        found = await self._collect(self._min_bytes)
+        if not found.unready and not found.rest:
+            prompt = self._maybe_prompt(found.answers, is_end=True)
+            if prompt is not None:
+                return prompt
+        return self._frames(found)
+
+    async def _frames(self, found: _Collected) -> AsyncGenerator[Response]:
+        """Yield what was found first, and what is found later."""
         changed: asyncio.Event | None = None
         unready: list[Item] = []
-        is_last = self._is_time_over
+        is_last = False
         with ExitStack() as watching:
             while True:
-                found = await self._collect(0 if is_last else self._min_bytes)
                 unready += found.unready
                 self._waiting = found.rest
                 is_end = not unready and not found.rest
@@ -179,14 +187,14 @@ class _Fetch:
                     self._has_waited = True  # for the peer, which may read slowly
                 if is_end:
                     return
-                if found.rest:
-                    continue
-                self._waiting, unready = unready, []
-                if changed is None:  # the batches committed before the watch began come first
-                    changed = watching.enter_context(self._watch())
-                else:
-                    await self._wait(changed)
-                is_last = self._is_time_over
+                if not found.rest:
+                    self._waiting, unready = unready, []
+                    if changed is None:  # the batches committed before the watch began come first
+                        changed = watching.enter_context(self._watch())
+                    else:
+                        await self._wait(changed)
+                    is_last = self._is_time_over
+                found = await self._collect(0 if is_last else self._min_bytes)
 
     @property
     def _is_time_over(self) -> bool:
