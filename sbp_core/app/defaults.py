@@ -21,7 +21,9 @@ FETCH_STREAMS_MAX: Final = 64
 FETCH_WAIT_MS: Final = 500
 """How long a consumer waits for new records before it looks after other work."""
 POLL_PATIENCE_MS: Final = limits.CONNECT_TIMEOUT_MS
-"""How much longer than its timeout a poll waits for servers that do not answer."""
+POLL_PATIENCE_MS_MAX: Final = 30_000
+"""How much longer than its timeout a poll waits for servers that do not answer, at first and later.
+"""
 END_WAIT_MS: Final = 10_000
 """How long a consumer waits for records before the end of a stream, which must be there."""
 

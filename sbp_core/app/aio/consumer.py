@@ -94,6 +94,7 @@ class AsyncConsumer(OfProcess):
         self._hand = hand(self, math.inf)
         """The records that are handed out now, also by `poll`, which needs no iterator."""
         self._refresh_at = 0.0
+        self._patience_ms = defaults.POLL_PATIENCE_MS
         self._commit_at = self._own_at = math.inf
         """When to commit, and when to ask for the consumer's streams."""
 
@@ -115,16 +116,20 @@ class AsyncConsumer(OfProcess):
     ) -> Record | None:
         """Return the next record, None if there is none within `timeout` seconds, or at the end.
 
-        A poll takes up to 5 s longer while servers do not answer, which is logged. The records that
-        were handed out before are done. Raises SbpError.
+        While servers do not answer a poll takes longer, by 5 s and then up to 30 s, and logs that.
+        The records that were handed out before are done. Raises SbpError.
         """
         self._check_open()
         if timeout is None:
             return await self._take_record(None)
         try:
-            async with asyncio.timeout(timeout + defaults.POLL_PATIENCE_MS / 1000):
-                return await self._take_record(time.monotonic() + timeout)
+            async with asyncio.timeout(timeout + self._patience_ms / 1000):
+                record = await self._take_record(time.monotonic() + timeout)
+            self._patience_ms = defaults.POLL_PATIENCE_MS
+            return record
         except TimeoutError:
+            # The next poll begins again what this one did not finish, so it gets more time.
+            self._patience_ms = min(2 * self._patience_ms, defaults.POLL_PATIENCE_MS_MAX)
             _LOG.warning("poll without an answer streams=%s: a server is down", self._selection)
             return None
 

@@ -129,7 +129,7 @@ class AsyncProducer(OfProcess):
         schema; for any other `value`, and if need be `key`, `headers` and `timestamp`. Waits while
         the buffer is full. Raises what `send` raises, and SchemaError for rows that do not fit.
         """
-        target = await self.make_room(stream)
+        target = self.targets.get(stream) or await self.make_room(stream)
         last = None
         for step in encode_given(rows, target, time.time_ns() // 1000):
             await asyncio.sleep(0)  # others may run

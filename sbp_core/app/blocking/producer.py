@@ -61,7 +61,7 @@ class Producer(Unsendable):
     @documented_as(AsyncProducer.send_many)
     def send_many(self, rows: Rows, *, stream: str | None = None) -> Delivery:
         """Send rows; return the future of the last one: when it is done, all are."""
-        target = self._make_room(stream)
+        target = self._targets.get(stream) or self._make_room(stream)
         last = None
         for step in encode_given(rows, target, time.time_ns() // 1000):
             if isinstance(step, int):
