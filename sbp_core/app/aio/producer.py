@@ -298,7 +298,7 @@ class AsyncProducer(OfProcess):
         try:
             await self._deliver()
         except SbpError as error:
-            self._fail(error)
+            self._fail(with_message(error, f"{self._called()}: "))
         except BaseException as error:
             self._warn_unclosed()
             self._fail(SbpError(f"the producer of {self._called()} was ended by {error!r}"))

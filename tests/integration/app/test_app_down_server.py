@@ -48,13 +48,16 @@ def test_records_are_collected_and_delivered_when_the_server_is_back(machines, s
         assert sorted((*(each.result() for each in deliveries), last.result(60))) == [0, 1, 2, 3]
 
 
-def test_the_error_names_the_stream_the_server_and_the_append(machines, server):
+@pytest.mark.parametrize("producer_id", [None, "etl"])
+def test_the_error_names_the_stream_the_server_and_the_append(machines, server, producer_id):
     with connect(machines.endpoint, retry_ms=100) as sbp:
-        producer = sbp.producer("orders")
+        producer = sbp.producer("orders", id=producer_id)
         delivery = producer.send(b"lost")
-        with pytest.raises(SbpError, match=f"^stream orders: APPEND at {server.endpoint}") as error:
+        with pytest.raises(
+            SbpError, match=f"^stream orders: .*APPEND at {server.endpoint}"
+        ) as error:
             delivery.result(60)
-        with pytest.raises(SbpError, match=r"^stream orders: APPEND"):
+        with pytest.raises(SbpError, match=r"^stream orders: .*APPEND"):
             producer.close()
     assert "HEARTBEAT" not in str(error.value)
 
