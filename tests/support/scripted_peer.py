@@ -146,6 +146,7 @@ class ScriptedPeer:
     """
 
     def __init__(self) -> None:
+        self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.dribbles = False
@@ -175,6 +176,7 @@ class ScriptedPeer:
         handler(exchange)
 
     def close(self) -> None:
+        self._is_closed = True
         with contextlib.suppress(OSError):  # closed already
             self._listener.shutdown(socket.SHUT_RDWR)  # or a thread in accept() keeps it open
         self._listener.close()
@@ -186,6 +188,8 @@ class ScriptedPeer:
             while True:
                 link = Link(self, self._listener.accept()[0])
                 self.links.append(link)
+                if self._is_closed:  # it may have looked for links before
+                    link.close()
                 threading.Thread(target=link.run, daemon=True).start()
 
 
