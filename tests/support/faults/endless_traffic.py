@@ -334,7 +334,8 @@ class Traffic(ClientThreads):
         copies = OtherCopies()
         with self._client() as client:
             if index:
-                client._context = replace(client._context, replicas=copies)
+                on_loop = client.on_loop
+                on_loop._context = replace(on_loop._context, replicas=copies)
             while not self._is_over.is_set():
                 cursors = list(self.cursors[index].values())
                 items = [
