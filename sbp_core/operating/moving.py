@@ -36,7 +36,7 @@ _BATCH_MAX: Final = 16
 _BATCH_BYTES: Final = 16 * limits.MIB
 """Ranges that are moved at a time, and the bytes of their copies after which no other begins."""
 _REST_SECONDS_MAX: Final = 5.0
-"""The longest pause between two batches. Each is as long as the batch before it took."""
+"""The longest pause between two batches. Each is three times as long as the batch before took."""
 _POLL_SECONDS: Final = 0.1
 _POLL_SECONDS_MAX: Final = 2.0
 """The pause between requests doubles up to that while no move ends: the audit log has each."""
@@ -153,8 +153,8 @@ def run_moves(
                 pause = min(2 * pause, _POLL_SECONDS_MAX)
         took = time.monotonic() - began
         behind = run.ended_bytes / bytes_per_second - (time.monotonic() - run.began)
-        # The servers have half of the time for others: to read entries for a copy costs them much.
-        time.sleep(max(behind, min(took, _REST_SECONDS_MAX)) if run.waiting else 0)
+        # The servers have most of the time for others: each copy takes processor time of two.
+        time.sleep(max(behind, min(3 * took, _REST_SECONDS_MAX)) if run.waiting else 0)
     return run.errors
 
 
