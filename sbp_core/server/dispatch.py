@@ -62,8 +62,9 @@ _CLUSTER_ROLES: Final = frozenset({ClientRole.RANGE_SERVER, ClientRole.PD})
 class Response(Struct):
     """One response frame. The last frame of a call `is_end`.
 
-    `is_reserved`: room for it is kept at the peer until it was sent (`Responder.reserve`). Its
-    payload is taken when it is sent: the memory would else be held while the next frame waits.
+    `is_reserved`: room for the frame is kept at the peer until it was sent (`Responder.reserve`).
+    `payload` is emptied as the frame is sent: the response may live while the next frame waits for
+    a slow peer. `on_sent` is called afterwards.
     """
 
     header: Any

@@ -56,4 +56,5 @@ class _Rest(Coroutine[Any, Any, None]):
         self._work.close()
 
     def __await__(self) -> Generator[Any, Any, None]:
-        raise NotImplementedError("a task drives it")
+        """Refuse: `Coroutine` declares this method, and a task calls `send` and `throw` only."""
+        raise RuntimeError("only a task can go on with a coroutine that has begun")

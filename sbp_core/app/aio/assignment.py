@@ -89,7 +89,7 @@ async def locate(client: AsyncClient, streams: Mapping[int, str], start: Start) 
     """Return the offset of a start in each stream; `streams` has their names by id.
 
     Raises OffsetOutOfRangeError for an offset that a stream does not have, ConfigurationError for
-    what is no start, SbpError.
+    a start that is none of these, SbpError.
     """
     if not streams:
         return {}
