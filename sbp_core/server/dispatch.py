@@ -77,6 +77,9 @@ class Response(Struct):
 Answer = Response | AsyncGenerator[Response]
 Handler = Callable[["ServerCall"], Awaitable[Answer]]
 
+OnEnd = Callable[[Exception | None], None]
+"""Called at the end of a call; with the error, if not even that could be sent."""
+
 
 class Responder(Identified, Protocol):
     """The connection of a request; all but `send_now` wait while the peer does not read."""
@@ -235,8 +238,24 @@ class ServerCall:
         assert self._task is not None
         self._is_late = self._task.cancel()
 
-    async def serve(self, handler: Handler) -> None:
-        """Answer with what a handler returns, or with the error that it raises."""
+    async def serve(self, handler: Handler, on_end: OnEnd) -> None:
+        """Answer with what a handler returns, or with the error that it raises.
+
+        `on_end` is called last: it costs less than a callback of the task.
+        """
+        unsent: Exception | None = None
+        try:
+            await self._serve(handler)
+        except Exception as error:  # noqa: BLE001 - nothing could be sent, the error neither
+            unsent = error
+        finally:
+            if self._patience is not None:
+                self._patience.cancel()
+            if self._audited is not None:
+                self._audited.end(self.peer.standing, self._clock.wall_ms())
+            on_end(unsent)
+
+    async def _serve(self, handler: Handler) -> None:
         try:
             await self._answer(await handler(self))
         except asyncio.CancelledError:
@@ -245,11 +264,6 @@ class ServerCall:
             await self.fail(_late())
         except Exception as error:  # noqa: BLE001 - a server outlives the mistakes of its handlers
             await self.fail(error)
-        finally:
-            if self._patience is not None:
-                self._patience.cancel()
-            if self._audited is not None:
-                self._audited.end(self.peer.standing, self._clock.wall_ms())
 
     async def _answer(self, answer: Answer) -> None:
         if isinstance(answer, Response):
@@ -362,12 +376,15 @@ class Dispatcher:
         frame: Frame,
         responder: Responder,
         peer_name: str,
+        *,
         received_at: float,
+        on_end: OnEnd,
         held: Held | None = None,
     ) -> asyncio.Task[None] | None:
         """Serve `frame`, which came at `received_at` of the loop's clock, up to where it waits.
 
         Return the task of the rest, None if nothing is left. `held` is what the request counts for.
+        `on_end` is called when the call ends.
         """
         operation = Opcode(frame.opcode)
         call = ServerCall(
@@ -383,7 +400,7 @@ class Dispatcher:
             received_at=received_at,
             held=held,
         )
-        task = start(call.serve(self._serve))
+        task = start(call.serve(self._serve, on_end))
         if task is not None:
             call.note_task(task)
         return task

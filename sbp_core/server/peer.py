@@ -319,14 +319,16 @@ class Peer(asyncio.BufferedProtocol):
 
     def serve(self, frame: Frame, held: Held) -> None:
         """Serve a request that counts for what is `held`."""
-        received_at = self._incoming.received_at
-        try:
-            task = self._dispatcher.begin(frame, self, self.name, received_at, held)
-        except Exception as error:  # noqa: BLE001 - nothing could be sent, the error neither
-            held.end()
-            self._on_work_ended(error)
-        else:
-            self._work.go_on(task, held, is_use=frame.opcode != Opcode.HEARTBEAT)
+        task = self._dispatcher.begin(
+            frame,
+            self,
+            self.name,
+            received_at=self._incoming.received_at,
+            on_end=partial(self._work.end, held, frame.opcode != Opcode.HEARTBEAT),
+            held=held,
+        )
+        if task is not None:
+            self._work.go_on(task, held)
 
     def note_rest(self) -> None:
         """Continue with what waits until no request is in progress."""
@@ -340,7 +342,7 @@ class Peer(asyncio.BufferedProtocol):
         """Whether requests are served, wait for room, or may be here unseen."""
         return self._work.has_tasks or self._incoming.has_work
 
-    def _on_work_ended(self, error: BaseException | None) -> None:
+    def _on_work_ended(self, error: Exception | None) -> None:
         self.note_rest()
         if error is not None:
             _LOG.error("answer not sent peer=%s: %s", self.name, error)
@@ -402,15 +404,15 @@ class Peer(asyncio.BufferedProtocol):
 
 
 class Work:
-    """The work for one connection; `on_ended` is called with the reason that ended a piece of it.
+    """The requests in progress on one connection.
 
-    That is None, or the error with which its answer could not be sent.
+    `on_ended` is called when one ends that had to wait, or when its answer could not be sent.
     """
 
-    def __init__(self, clock: Clock, on_ended: Callable[[BaseException | None], None]) -> None:
+    def __init__(self, clock: Clock, on_ended: Callable[[Exception | None], None]) -> None:
         self._clock = clock
         self._on_ended = on_ended
-        self._tasks: dict[asyncio.Task[None], Held] = {}
+        self._tasks: dict[Held, asyncio.Task[None]] = {}
         self._used_at = clock.monotonic()
         self._was_used = False
 
@@ -419,24 +421,29 @@ class Work:
         """Whether anything is being served."""
         return bool(self._tasks)
 
-    def go_on(self, task: asyncio.Task[None] | None, held: Held, *, is_use: bool) -> None:
-        """Note what is left of a request that counts for what is `held`."""
-        if task is None:
-            held.end()
-        else:
-            self._tasks[task] = held
-            task.add_done_callback(partial(self._on_done, is_use))
+    def go_on(self, task: asyncio.Task[None], held: Held) -> None:
+        """Note the task of a request that counts for what is `held`."""
+        self._tasks[held] = task
+
+    def end(self, held: Held, is_use: bool, error: Exception | None) -> None:  # noqa: FBT001
+        """Note the end of a request, and why its answer could not be sent."""
+        held.end()
+        has_waited = self._tasks.pop(held, None) is not None
+        if has_waited and is_use:
+            self.note_use()
+        if has_waited or error is not None:
+            self._on_ended(error)
 
     def cancel(self) -> None:
         """Cancel the tasks."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
 
     def forsake(self) -> list[asyncio.Task[Any]]:
         """Give back what tasks count for that did not end; return those."""
-        for held in self._tasks.values():
+        for held in self._tasks:
             held.end()
-        return list(self._tasks)
+        return list(self._tasks.values())
 
     def note_use(self) -> None:
         """A request begins or ends. PING and the HEARTBEAT of a client are no use."""
@@ -451,9 +458,3 @@ class Work:
         """Return for how long a newcomer could have had the place, in ms; negative before that."""
         spared_ms = limits.SPARED_CONNECTION_MS if self._was_used else limits.UNUSED_CONNECTION_MS
         return self.idle_ms(now) - spared_ms
-
-    def _on_done(self, is_use: bool, task: asyncio.Task[None]) -> None:  # noqa: FBT001
-        self._tasks.pop(task).end()
-        if is_use:
-            self.note_use()
-        self._on_ended(None if task.cancelled() else task.exception())

@@ -37,6 +37,7 @@ class Peer:
         self.room = asyncio.Event()
         self.room.set()
         self.sent: list[object] = []
+        self.ends: list[Exception | None] = []
 
     async def send_response(
         self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
@@ -51,8 +52,13 @@ class Peer:
         return header
 
 
-def run(handler, body: Callable[[Peer, asyncio.Task[None] | None], Awaitable[None]], timeout_ms=0):
-    """Begin a call, and run `body` with its task."""
+def run(
+    handler,
+    body: Callable[[Peer, asyncio.Task[None] | None], Awaitable[None]],
+    timeout_ms=0,
+    expected_end=None,
+):
+    """Begin a call, run `body` with its task, and see that the call ends once."""
 
     async def main():
         peer = Peer()
@@ -61,8 +67,11 @@ def run(handler, body: Callable[[Peer, asyncio.Task[None] | None], Awaitable[Non
         )
         request = Frame(Opcode.APPEND, 0, 1, encode_header(AppendRequest(timeout_ms=timeout_ms)))
         received_at = asyncio.get_running_loop().time()
-        task = dispatcher.begin(request, peer, "a peer", received_at)
+        task = dispatcher.begin(
+            request, peer, "a peer", received_at=received_at, on_end=peer.ends.append
+        )
         await asyncio.wait_for(body(peer, task), 30)
+        assert [each and type(each) for each in peer.ends] == [expected_end]
 
     asyncio.run(main())
 
@@ -258,6 +267,21 @@ def test_a_failure_of_a_handler_is_answered_with_a_code(outcome, code, message, 
         assert message in error.message
 
     run(handle, body)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_call_ends_also_when_not_even_its_error_can_be_sent(waits):
+    async def handle(call: ServerCall):
+        if waits:
+            await asyncio.sleep(0)
+        call.peer.send_system_error = None
+        raise ValueError("a mistake")
+
+    async def body(peer, task):
+        if task is not None:
+            await task
+
+    run(handle, body, expected_end=TypeError)
 
 
 def test_without_deadlines_agreed_on_a_call_waits_as_long_as_it_takes():

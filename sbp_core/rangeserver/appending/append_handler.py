@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from itertools import repeat
 from typing import Final
@@ -20,7 +20,6 @@ from msgspec import Struct
 from sbp_core import limits
 from sbp_core.errors import (
     DiskFullError,
-    LogWriteError,
     RangeSealedError,
     RequestTimeoutError,
     SbpError,
@@ -137,9 +136,13 @@ class AppendHandler:
         if lacking:
             await self._host.learn(lacking, is_append=True)
         self._submit(frame)
-        await self._wait(frame)
-        if frame.written is None:
-            self._count(frame, None)
+        try:
+            await self._wait(frame)
+        except asyncio.CancelledError:  # the caller has left
+            if frame.written is not None:
+                frame.written.add_done_callback(partial(self._count, frame))
+            raise
+        self._count(frame, frame.written)
         results = self._results(frame)
         return in_frames(
             results, lambda part: AppendResponse(frame.throttle_time_ms, part, SUCCESS)
@@ -164,7 +167,6 @@ class AppendHandler:
         frame.outcomes = [self._accept(item, frame) for item in frame.items]
         if frame.entries:
             frame.written = self._committer.submit(frame.entries, frame.call.memory_bytes)
-            frame.written.add_done_callback(partial(self._count, frame))
             if frame.numbered:
                 self._in_flight.follow(frame.numbered, frame.written)
         awaited = {each.written for each in frame.numbered if each.written is not None}
@@ -199,8 +201,7 @@ class AppendHandler:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._readers, compare, self._log, frame.repeats)
             for each in frame.awaited:
-                with suppress(LogWriteError):  # `_results` raises it
-                    await asyncio.shield(each)
+                await _end_of(each)
 
     def _results(self, frame: _Frame) -> list[AppendResult]:
         """Return the result of each batch, now that nothing is waited for.
@@ -335,6 +336,19 @@ def _append(item: Item, hosted: HostedRange, record_count: int, frame: _Frame) -
     entry = Entry(EntryKind.BATCH, *hosted.key, base_offset, record_count, item.batch)
     frame.entries.append(entry)
     return entry
+
+
+async def _end_of(written: asyncio.Future[Written]) -> None:
+    """Wait until a future is done; a caller that leaves does not cancel it (cf. `shield`)."""
+    if not written.done():
+        ended: asyncio.Future[None] = written.get_loop().create_future()
+        written.add_done_callback(partial(_wake, ended))
+        await ended
+
+
+def _wake(ended: asyncio.Future[None], _: object) -> None:
+    if not ended.done():
+        ended.set_result(None)
 
 
 def _result_of(item: Item, outcome: _Outcome, time_ms: int) -> AppendResult:
