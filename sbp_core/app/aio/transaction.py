@@ -6,12 +6,14 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from hashlib import blake2b
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from sbp_core.app import defaults
 from sbp_core.app.aio.targets import enlarged, find_target
@@ -22,7 +24,7 @@ from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AsyncClient, one_shot_producer, txn_id_of
 from sbp_core.client import Transaction as Staging
 from sbp_core.client.facades import internal
-from sbp_core.errors import ConfigurationError
+from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.wording import listed
 
 
@@ -56,6 +58,10 @@ class AsyncTransaction(OfProcess):
         self._staging = Staging(txn_id_of(self._producer, 0, uuid.uuid4().hex))
         self._hash = blake2b(digest_size=16)
         self._record_count = 0
+        self._unstaged_count = 0
+        """Batches that were taken to be staged, and are not known to be."""
+        self._work: asyncio.Task[None] | None = None
+        """Stages or commits; it outlives a caller that is cancelled, and the next use awaits it."""
         self._state = _State.OPEN
         self._refusal: ConfigurationError | None = None
         """The error of every use in the child of a fork."""
@@ -108,7 +114,7 @@ class AsyncTransaction(OfProcess):
         target = self._targets[stream]
         if size_bytes > target.record_bytes_max:
             target = self._targets[stream] = await enlarged(self._client, target, size_bytes)
-        await self._stage_collected()
+        await self._do(self._stage_collected)
         return target
 
     async def send_many(self, stream: str, rows: Rows) -> None:
@@ -126,14 +132,22 @@ class AsyncTransaction(OfProcess):
     async def commit(self) -> None:
         """Let all records become visible. Raises SbpError.
 
-        After an error with the outcome UNKNOWN they may be visible, now or later: call it again.
+        After an error with the outcome UNKNOWN they may be visible, now or later: call it again, as
+        after a cancellation.
         Raises ConfigurationError if the transaction is over, or if something was not staged.
         """
         self._check_process()
+        was_left = self._work is not None
+        await self._settle()
+        if was_left and self._state is _State.COMMITTED:
+            return
         if self._state not in {_State.OPEN, _State.COMMITTING}:
             raise self._over()
+        await self._do(self._commit)
+
+    async def _commit(self) -> None:
         await self._stage_collected()
-        if self._staging.has_failed:
+        if self._unstaged_count:
             raise ConfigurationError(
                 "some records were not staged: abort the transaction and begin another one"
             )
@@ -154,6 +168,8 @@ class AsyncTransaction(OfProcess):
         Raises ConfigurationError once `commit` was called.
         """
         self._check_process()
+        with suppress(SbpError):
+            await self._settle()
         if self._state is not _State.OPEN:
             raise self._over()
         self._state = _State.ABORTED
@@ -199,7 +215,7 @@ class AsyncTransaction(OfProcess):
     async def _stage_collected(self) -> None:
         self._outbox.seal()
         while batches := self._outbox.take():
-            await self.stage(batches)
+            await self._stage(batches)
             for _ in batches:
                 number, _ = self._outbox.store(self._stored_count)
                 self._outbox.settle(number)
@@ -208,6 +224,26 @@ class AsyncTransaction(OfProcess):
     @internal
     async def stage(self, batches: Sequence[Outgoing]) -> None:
         """Stage batches. Raises SbpError."""
+        await self._do(partial(self._stage, batches))
+
+    async def _do(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do something to its end, also if the caller is cancelled: batches were taken for it."""
+        await self._settle()
+        self._work = asyncio.create_task(begin())
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Wait for the work that a cancelled caller may have left. Raises its error."""
+        work = self._work
+        if work is not None:
+            try:
+                await asyncio.shield(work)
+            finally:
+                if work.done():
+                    self._work = None
+
+    async def _stage(self, batches: Sequence[Outgoing]) -> None:
+        self._unstaged_count += len(batches)
         items = []
         for each in batches:
             items.append(AppendItem(each.stream_id, encoded(each)))
@@ -216,6 +252,7 @@ class AsyncTransaction(OfProcess):
         for item, batch in zip(items, batches, strict=True):
             self._hash.update(item.batch)
             self._record_count += batch.record_count
+        self._unstaged_count -= len(batches)
 
     def _over(self) -> ConfigurationError:
         return ConfigurationError(f"the transaction is {self._state.value}; begin another one")

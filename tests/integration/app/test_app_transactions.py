@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from itertools import islice
 
 import pyarrow as pa
@@ -121,6 +122,52 @@ def test_asyncio_commits_the_same(cluster, sbp, stream):
 
     asyncio.run(main())
     assert values(sbp, stream) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_cancelled_call_loses_nothing_and_may_be_repeated(cluster, sbp, stream, is_full):
+    async def turns(count):
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    async def cancelled(call, count):
+        task = asyncio.create_task(call)
+        await turns(count)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return task.cancelled()
+
+    async def main():
+        async with aio.connect(cluster.endpoint) as connection:
+            count, was_cancelled = 0, True
+            while was_cancelled:
+                txn = connection.transaction(stream)
+                await txn.send(stream, value := f"{count}".encode())
+                await turns(20)
+                call = txn.send_many(stream, [{"value": b"more"}]) if is_full else txn.commit()
+                was_cancelled = await cancelled(call, count)
+                if is_full or was_cancelled:
+                    await txn.commit()
+                sent.append(value)
+                count += 1
+
+    sent = []
+    asyncio.run(main())
+    assert len(sent) > 3
+    assert [each for each in values(sbp, stream) if each != b"more"] == sent
+
+
+def test_records_that_cannot_be_staged_are_not_left_out(sbp, stream, monkeypatch):
+    txn = sbp.transaction(stream)
+    txn.send(stream, b"one")
+    monkeypatch.setattr("sbp_core.app.aio.transaction.encoded", None)
+    with pytest.raises(TypeError):
+        txn.commit()
+    monkeypatch.undo()
+    with pytest.raises(ConfigurationError, match="not staged"):
+        txn.commit()
+    txn.abort()
 
 
 def test_a_producer_goes_on_where_the_last_one_with_its_id_was(sbp, stream, other):
