@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
@@ -107,6 +107,22 @@ class ProblemError(Exception):
         self.problem = problem
 
 
+def bad_request(detail: str) -> ProblemError:
+    """Return the problem of a request that is wrong."""
+    return ProblemError(Problem(400, "bad-request", detail))
+
+
+def refusal(status: int, name: str, detail: str, **headers: str) -> ProblemError:
+    """Return the problem of a request that had no effect. `Retry_After` says that it may succeed.
+
+    Underscores in names of headers are dashes.
+    """
+    shown = {each.replace("_", "-"): value for each, value in headers.items()}
+    is_retriable = "Retry-After" in shown
+    problem = Problem(status, name, detail, is_retriable=is_retriable, headers=shown)
+    return ProblemError(problem)
+
+
 def status_of(error: SbpError) -> int:
     """Return the status of HTTP for an error."""
     return next(STATUS_OF[each] for each in type(error).__mro__ if each in STATUS_OF)
@@ -138,19 +154,19 @@ def _words(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", name).lower()
 
 
-def _of_sbp(request: Request, error: Exception) -> Response:
+async def _of_sbp(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, SbpError)
     return problem_of(error).response()
 
 
-def _of_problem(request: Request, error: Exception) -> Response:
+async def _of_problem(request: Request, error: Exception) -> Response:
     del request
     assert isinstance(error, ProblemError)
     return error.problem.response()
 
 
-def _of_http(request: Request, error: Exception) -> Response:
+async def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     detail = f"{request.method} {request.url.path}: {status.description or error.detail}"
@@ -158,7 +174,7 @@ def _of_http(request: Request, error: Exception) -> Response:
     return Problem(status.value, name, detail, headers=error.headers or {}).response()
 
 
-def _of_fault(request: Request, error: Exception) -> Response:
+async def _of_fault(request: Request, error: Exception) -> Response:
     _LOG.error(
         "request failed method=%s path=%s: a fault of this program",
         *(request.method, request.url.path),
@@ -168,7 +184,7 @@ def _of_fault(request: Request, error: Exception) -> Response:
     return Problem(500, "internal", detail, Outcome.UNKNOWN).response()
 
 
-HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Response]]] = {
+HANDLERS: Final[Mapping[Any, Callable[[Request, Exception], Coroutine[Any, Any, Response]]]] = {
     SbpError: _of_sbp,
     ProblemError: _of_problem,
     HTTPException: _of_http,

@@ -1,57 +1,82 @@
-"""The application: the routes of all operations, and what is refused before any of them."""
+"""The application: its routes, their description, and the requests that no route gets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final, Literal
 
-from starlette.applications import Starlette
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sbp_core import __version__
 from sbp_core.errors import PermissionDeniedError
 from sbp_core.web.callers import Callers
 from sbp_core.web.origins import is_foreign
-from sbp_core.web.problems import HANDLERS, Problem, problem_of
-from sbp_core.web.records.appending import Appending
+from sbp_core.web.problems import HANDLERS, MEDIA_TYPE, Problem, problem_of
+from sbp_core.web.records import appending, reading, streams
 from sbp_core.web.records.bodies import Bodies
-from sbp_core.web.records.declaring import Operation, json_answer
-from sbp_core.web.records.openapi import describe
-from sbp_core.web.records.operations import operations
-from sbp_core.web.records.reading import Reading
-from sbp_core.web.records.streams import Streams
+from sbp_core.web.records.requests import IS_HEAD, Service
 from sbp_core.web.records.tailing import Tails
 
 PARSING_THREADS: Final = 2
 DESCRIPTION_PATH: Final = "/v1/openapi.json"
+_ROUTERS: Final = (streams.router, appending.router, reading.router)
+
+
+class ProblemDetails(BaseModel):
+    """Problem details (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    outcome: Literal["not applied", "applied", "unknown"]
+    retriable: bool
+    code: int = 0
+    line: int = 0
+
+
+class _Api(FastAPI):
+    """FastAPI, whose description has the problems and the token."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description of the API."""
+        described = super().openapi()
+        parts = described["components"]
+        parts["schemas"]["Problem"] = ProblemDetails.model_json_schema()
+        parts["securitySchemes"] = {
+            "token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
+        }
+        described["security"] = [{}, {"token": []}]  # on a loopback address it is optional
+        return described
 
 
 def records_app(callers: Callers, bodies: Bodies, tails: Tails) -> ASGIApp:
     """Return the application."""
-    parsing = ThreadPoolExecutor(PARSING_THREADS, "sbp-parsing")
-    declared = operations(
-        Appending(callers, bodies, parsing), Reading(callers, tails), Streams(callers, bodies)
+    problem = {
+        "description": "The request failed.",
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    api = _Api(
+        title="Records of the Streaming Batch Protocol over HTTP",
+        version=__version__,
+        openapi_url=DESCRIPTION_PATH,
+        docs_url=None,
+        redoc_url=None,
+        responses={"default": problem},
+        exception_handlers={**HANDLERS, 404: _no_path, 405: _no_method},
     )
-    description = describe(declared)
-
-    async def describe_api(request: Request) -> Response:
-        del request
-        return json_answer(description)
-
-    by_path: dict[str, dict[str, Operation]] = {}
-    for each in declared:
-        by_path.setdefault(each.path, {})[each.method] = each
-    routes = [Route(path, _Path(found)) for path, found in by_path.items()]
-    routes.append(Route(DESCRIPTION_PATH, describe_api, methods=["GET"]))
-    handlers = {**HANDLERS, 404: _no_path}
-    return _of_no_page(Starlette(routes=routes, exception_handlers=handlers))
+    for each in _ROUTERS:
+        api.include_router(each)
+    parsing = ThreadPoolExecutor(PARSING_THREADS, "sbp-parsing")
+    api.state.service = Service(callers, bodies, tails, parsing)
+    return _with_checks(api)
 
 
-def _no_path(request: Request, error: Exception) -> Response:
+async def _no_path(request: Request, error: Exception) -> Response:
     """Answer a request whose path is of no operation."""
     del error
     detail = (
@@ -61,42 +86,34 @@ def _no_path(request: Request, error: Exception) -> Response:
     return Problem(404, "not-found", detail).response()
 
 
-class _Path:
-    """The operations of one path, by method."""
-
-    def __init__(self, by_method: Mapping[str, Operation]) -> None:
-        self._by_method = by_method
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        is_head = request.method == "HEAD"
-        operation = self._by_method.get("GET" if is_head else request.method)
-        if operation is None:
-            allowed = [*self._by_method, *(["HEAD"] if "GET" in self._by_method else [])]
-            raise HTTPException(405, headers={"Allow": ", ".join(allowed)})
-        answer = await operation.handle(request)
-        if is_head:  # the records are not read, and a tail is not followed
-            bare = Response(status_code=answer.status_code)
-            bare.raw_headers = answer.raw_headers
-            answer = bare
-        await answer(scope, receive, send)
+async def _no_method(request: Request, error: Exception) -> Response:
+    """Answer a request with the methods of all routes of its path: a route knows its own only."""
+    routes = [route for router in _ROUTERS for route in router.routes]
+    found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    allowed = {method for route in found for method in getattr(route, "methods", ())} or {"GET"}
+    if "GET" in allowed:
+        allowed.add("HEAD")
+    headers = {"Allow": ", ".join(sorted(allowed))}
+    return await HANDLERS[HTTPException](request, HTTPException(405, headers=headers))
 
 
-def _of_no_page(app: ASGIApp) -> ASGIApp:
-    """Return an application that refuses pages of other sites, unless they have a token.
+def _with_checks(app: ASGIApp) -> ASGIApp:
+    """Return an application that refuses pages of other sites, and handles HEAD as GET.
 
     A browser sends no token by itself, so a page that has one was given it.
     """
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        request = HTTPConnection(scope)
+        request = Request(scope)
         if is_foreign(request) and "authorization" not in request.headers:
             error = PermissionDeniedError.of(
                 "a page of another site sends this request: it needs a token, in the header"
                 " Authorization"
             )
             await problem_of(error).response()(scope, receive, send)
-        else:
-            await app(scope, receive, send)
+            return
+        if request.method == "HEAD":
+            scope = {**scope, "method": "GET", IS_HEAD: True}
+        await app(scope, receive, send)
 
     return checked

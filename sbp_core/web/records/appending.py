@@ -14,14 +14,12 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Final
-from weakref import WeakKeyDictionary
+from typing import Annotated, Any, Final
 
 import pyarrow as pa
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Header, Request, Response
+from pydantic import BaseModel
 
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
@@ -35,13 +33,11 @@ from sbp_core.records import (
     record_sizes,
     record_too_large,
 )
-from sbp_core.web.callers import Callers
-from sbp_core.web.problems import Problem, ProblemError
+from sbp_core.web.problems import Problem, ProblemError, bad_request, refusal
 from sbp_core.web.records.arrow_contents import batch_too_large, check_rows
-from sbp_core.web.records.bodies import Bodies
-from sbp_core.web.records.contents import ARROW, PARSERS, Target
-from sbp_core.web.records.declaring import bad_request, json_answer, media_type, refusal
-from sbp_core.web.records.streams import find_stream, maybe_schema
+from sbp_core.web.records.contents import ARROW, DESCRIBED, PARSERS, Target, media_type
+from sbp_core.web.records.requests import ApiRoute, Client, Service, Stream
+from sbp_core.web.records.streams import Line, maybe_schema
 
 KEY_HEADER: Final = "Idempotency-Key"
 KEY_LENGTH_MAX: Final = 255
@@ -55,83 +51,125 @@ _LOOP_BYTES_MAX: Final = 16 * limits.KIB
 compressed."""
 
 
-class Appending:
-    """Appends the records of requests. Bodies are parsed on the threads of `parsing`."""
+class Appended(BaseModel):
+    """The offsets of the records that were appended."""
 
-    def __init__(self, callers: Callers, bodies: Bodies, parsing: Executor) -> None:
-        self._callers = callers
-        self._bodies = bodies
-        self._parsing = parsing
-        self._checked: WeakKeyDictionary[AsyncClient, dict[int, float]] = WeakKeyDictionary()
-        """By client and stream id: when the right to append was last checked."""
+    stream: str
+    first_offset: int
+    next_offset: int
+    record_count: int
 
-    async def append(self, request: Request) -> Response:
-        """Append the records of a request; answer when the cluster has acknowledged them."""
-        key = _maybe_key(request)
-        kind = media_type(request.headers.get("content-type", ""))
-        parse = PARSERS.get(kind)
-        if parse is None:
-            raise refusal(
-                *(415, "unsupported-content"),
-                f"Content-Type: expected one of {', '.join(PARSERS)}",
-                Accept_Post=", ".join(PARSERS),
-            )
-        client = await self._callers.client(request)
-        info = await find_stream(client, request)
-        await self._check_right(client, info)
-        schema = await maybe_schema(client, info)
-        now_ms = time.time_ns() // 1_000_000
-        target = Target(schema, None if key is not None else now_ms * 1000)
-        async with self._bodies.received(request) as body:
 
-            def encode() -> _Encoded:
-                time_ms = now_ms if key is None else _UNKNOWN_TIME_MS
-                target.check_wanted()
-                return _encoded(parse(body, target), info, schema, time_ms)
+router: Final = APIRouter(route_class=ApiRoute, default_response_class=Line)
 
-            if len(body) <= _LOOP_BYTES_MAX and kind != ARROW:
-                encoded = encode()
-            else:
-                encoded = await self._parsed(request, encode, target)
-            await _check_sizes(client, info, encoded)
-            return await _append(client, info, encoded, key)
 
-    async def _check_right(self, client: AsyncClient, info: StreamInfo) -> None:
-        """Raise PermissionDeniedError for a caller that may not append, before its body is read.
+@router.post(
+    "/v1/streams/{stream}/records",
+    operation_id="appendRecords",
+    response_description="The records are durable, at these offsets.",
+    responses={
+        200: {
+            "headers": {
+                REPLAY_HEADER: {
+                    "description": "true if an earlier request with the key appended them",
+                    "schema": {"type": "string"},
+                }
+            }
+        }
+    },
+    openapi_extra={"requestBody": {"required": True, "content": DESCRIBED}},
+)
+async def append_records(
+    request: Request,
+    response: Response,
+    client: Client,
+    info: Stream,
+    key: Annotated[
+        str | None,
+        Header(
+            alias=KEY_HEADER,
+            min_length=1,
+            max_length=KEY_LENGTH_MAX,
+            pattern="^[ -~]*$",
+            description="A retry with the same key, and the same body, appends nothing and gets"
+            " the same answer.",
+        ),
+    ] = None,
+) -> Appended:
+    """Append records: all of them, or none. Answers when they are durable."""
+    kind = media_type(request.headers.get("content-type", ""))
+    parse = PARSERS.get(kind)
+    if parse is None:
+        raise refusal(
+            *(415, "unsupported-content"),
+            f"Content-Type: expected one of {', '.join(PARSERS)}",
+            Accept_Post=", ".join(PARSERS),
+        )
+    service = Service.of(request)
+    await _check_right(service, client, info)
+    schema = await maybe_schema(client, info)
+    now_ms = time.time_ns() // 1_000_000
+    target = Target(schema, None if key is not None else now_ms * 1000)
+    async with service.bodies.received(request) as body:
 
-        No operation tells a caller its rights, so a batch of one byte is sent: the server checks
-        rights first, and then refuses the batch. The append itself is checked again, so the answer
-        may be kept for a while.
-        """
-        if not self._callers.has_identities:
-            return
-        checked = self._checked.setdefault(client, {})
-        now = time.monotonic()
-        if now < checked.get(info.stream_id, 0.0) + _RIGHT_KEPT_SECONDS:
-            return
-        with contextlib.suppress(InvalidRequestError):
-            await client.append([AppendItem(info.stream_id, b"\0")])
-        if len(checked) >= _RIGHTS_KEPT_MAX:
-            checked.clear()
-        checked[info.stream_id] = now
+        def encode() -> _Encoded:
+            time_ms = now_ms if key is None else _UNKNOWN_TIME_MS
+            target.check_wanted()
+            return _encoded(parse(body, target), info, schema, time_ms)
 
-    async def _parsed(
-        self, request: Request, encode: Callable[[], _Encoded], target: Target
-    ) -> _Encoded:
-        """Call `encode` on a thread. It stops soon when the client leaves.
+        if len(body) <= _LOOP_BYTES_MAX and kind != ARROW:
+            encoded = encode()
+        else:
+            encoded = await _parsed(service, request, encode, target)
+        await _check_sizes(client, info, encoded)
+        first_offset, is_replay = await _append(client, info, encoded, key)
+    if is_replay:
+        response.headers[REPLAY_HEADER] = "true"
+    return Appended(
+        stream=info.label,
+        first_offset=first_offset,
+        next_offset=first_offset + encoded.count,
+        record_count=encoded.count,
+    )
 
-        Its memory counts until then, so it is waited for.
-        """
-        work = asyncio.get_running_loop().run_in_executor(self._parsing, encode)
-        leaving = asyncio.ensure_future(request.receive())  # the body is whole: the end comes next
-        try:
-            awaited: set[asyncio.Future[Any]] = {work, leaving}
-            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                target.has_left.set()
-            return await work
-        finally:
-            leaving.cancel()
+
+async def _check_right(service: Service, client: AsyncClient, info: StreamInfo) -> None:
+    """Raise PermissionDeniedError for a caller that may not append, before its body is read.
+
+    No operation tells a caller its rights, so a batch of one byte is sent: the server checks
+    rights first, and then refuses the batch. The append itself is checked again, so the answer
+    may be kept for a while.
+    """
+    if not service.callers.has_identities:
+        return
+    checked = service.rights.setdefault(client, {})
+    now = time.monotonic()
+    if now < checked.get(info.stream_id, 0.0) + _RIGHT_KEPT_SECONDS:
+        return
+    with contextlib.suppress(InvalidRequestError):
+        await client.append([AppendItem(info.stream_id, b"\0")])
+    if len(checked) >= _RIGHTS_KEPT_MAX:
+        checked.clear()
+    checked[info.stream_id] = now
+
+
+async def _parsed(
+    service: Service, request: Request, encode: Callable[[], _Encoded], target: Target
+) -> _Encoded:
+    """Call `encode` on a thread. It stops soon when the client leaves.
+
+    Its memory counts until then, so it is waited for.
+    """
+    work = asyncio.get_running_loop().run_in_executor(service.parsing, encode)
+    leaving = asyncio.ensure_future(request.receive())  # the body is whole: the end comes next
+    try:
+        awaited: set[asyncio.Future[Any]] = {work, leaving}
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            target.has_left.set()
+        return await work
+    finally:
+        leaving.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,29 +184,21 @@ class _Encoded:
 
 async def _append(
     client: AsyncClient, info: StreamInfo, encoded: _Encoded, key: str | None
-) -> Response:
+) -> tuple[int, bool]:
+    """Return the offset of the first record, and whether an earlier request appended it."""
     item = AppendItem(info.stream_id, encoded.batch)
-    headers = {}
     if key is None:
         (outcome,) = await client.append([item])
-    else:
-        (bounds,) = await client.stream_bounds([info.stream_id])
-        writer = Writer(_writer_id(key))
-        try:
-            (outcome,) = await client.append([item], writer=writer)
-        except InvalidRequestError as error:
-            if writer.writer_id in error.message:  # it is about another batch of this writer
-                raise ProblemError(_OTHER_CONTENT) from error
-            raise
-        if outcome.base_offset < bounds.next_offset:  # it was there before this request
-            headers[REPLAY_HEADER] = "true"
-    answer = {
-        "stream": info.label,
-        "first_offset": outcome.base_offset,
-        "next_offset": outcome.base_offset + encoded.count,
-        "record_count": encoded.count,
-    }
-    return json_answer(answer, headers=headers)
+        return outcome.base_offset, False
+    (bounds,) = await client.stream_bounds([info.stream_id])
+    writer = Writer(_writer_id(key))
+    try:
+        (outcome,) = await client.append([item], writer=writer)
+    except InvalidRequestError as error:
+        if writer.writer_id in error.message:  # it is about another batch of this writer
+            raise ProblemError(_OTHER_CONTENT) from error
+        raise
+    return outcome.base_offset, outcome.base_offset < bounds.next_offset
 
 
 def _encoded(
@@ -202,17 +232,6 @@ async def _check_sizes(client: AsyncClient, info: StreamInfo, encoded: _Encoded)
             )
     if len(encoded.batch) > limits.BATCH_BYTES_MAX:
         raise batch_too_large(f"{len(encoded.batch)}")
-
-
-def _maybe_key(request: Request) -> str | None:
-    key = request.headers.get(KEY_HEADER)
-    if key is None:
-        return None
-    if not 1 <= len(key) <= KEY_LENGTH_MAX or not (key.isascii() and key.isprintable()):
-        raise bad_request(
-            f"{KEY_HEADER}: expected 1 to {KEY_LENGTH_MAX} printable characters of ASCII"
-        )
-    return key
 
 
 def _writer_id(key: str) -> str:

@@ -21,8 +21,7 @@ from sbp_core.records.arrow_message import (
 )
 from sbp_core.records.evolution import map_columns
 from sbp_core.records.schema_message import check_schema_message
-from sbp_core.web.problems import ProblemError
-from sbp_core.web.records.declaring import bad_request, refusal
+from sbp_core.web.problems import ProblemError, bad_request, refusal
 
 _DECODED_BYTES_MAX: Final = 2 * limits.BATCH_BYTES_MAX
 """Sum of the buffers of a body. Each has padding, and may have bytes that no row refers to."""

@@ -6,14 +6,14 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from email.message import Message
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SchemaError
-from sbp_core.web.problems import ProblemError
-from sbp_core.web.records.declaring import check_charset, refusal
+from sbp_core.web.problems import ProblemError, refusal
 
 BODY_BYTES_MAX: Final = 16 * limits.MIB
 """Bytes of a body, decompressed; the default."""
@@ -47,7 +47,7 @@ class Bodies:
         Raises ProblemError: 413 if it is too large, 415 for a coding or charset that is not known,
         400 for damaged gzip, 429 if the bodies of other requests leave no room.
         """
-        check_charset(request)
+        _check_charset(request)
         coding = request.headers.get("content-encoding", "identity").strip().lower()
         if coding not in {"identity", "gzip"}:
             raise refusal(
@@ -155,6 +155,18 @@ class _Inflater:
         """Raise ProblemError if the end is missing; an empty body is none."""
         if self._received_bytes and not self._member.eof:
             raise _damaged("its end is missing")
+
+
+def _check_charset(request: Request) -> None:
+    """Raise ProblemError, 415, for a body that is not in UTF-8."""
+    header = Message()
+    header["Content-Type"] = request.headers.get("content-type", "")
+    charset = header.get_content_charset("utf-8")
+    if charset != "utf-8":
+        raise refusal(
+            *(415, "unsupported-charset"),
+            f"Content-Type: charset {charset[:40]!a}: expected utf-8, or none",
+        )
 
 
 def _damaged(reason: str) -> ProblemError:

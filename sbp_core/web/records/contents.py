@@ -20,9 +20,8 @@ from sbp_core.records import ROWS_SCHEMA, StreamSchema
 from sbp_core.records.arrow_body import check_values
 from sbp_core.records.json_lines import parse_json_lines
 from sbp_core.records.json_parsing import RowFault
-from sbp_core.web.problems import Problem, ProblemError
+from sbp_core.web.problems import Problem, ProblemError, bad_request, refusal
 from sbp_core.web.records.arrow_contents import check_rows, read_arrow_stream, row_bits
-from sbp_core.web.records.declaring import bad_request, refusal
 
 NDJSON: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -36,6 +35,43 @@ _CONTAINERS_MAX: Final = 250_000
 """Objects and lists of a longer line: of 3 bytes each, and some 70 as an object of Python."""
 _TEXTS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 """Texts of JSON."""
+
+_TEXT: Final = {"type": "string"}
+_VALUE: Final = {
+    "anyOf": [
+        _TEXT,
+        {"type": "object", "properties": {"base64": _TEXT}, "required": ["base64"]},
+        {"type": "null"},
+    ]
+}
+LINE: Final = {
+    "description": "One object per line. Plain stream: the members below, all optional in a"
+    " request. Stream with a schema: a member for each column, or these in `columns`.",
+    "type": "object",
+    "properties": {
+        "value": _VALUE,
+        "key": _VALUE,
+        "headers": {"anyOf": [{"type": "array", "items": {"type": "array"}}, {"type": "null"}]},
+        "timestamp": {
+            "type": ["string", "integer", "null"],
+            "description": "A time such as 2025-01-31T09:30:00Z, which is UTC without a zone. A"
+            " number is refused in a request; in an answer it is a time that no calendar has, in"
+            " microseconds since 1970.",
+        },
+        "columns": {"type": "object"},
+        "stream": _TEXT,
+        "offset": {"type": "integer", "minimum": 0},
+    },
+}
+"""The schema of a line of JSON, for the description of the API."""
+BINARY: Final = {"type": "string", "format": "binary"}
+DESCRIBED: Final = {
+    NDJSON: {"schema": LINE},
+    ARROW: {"schema": BINARY},
+    TEXT: {"schema": _TEXT},
+    BYTES: {"schema": BINARY},
+}
+"""The contents of a request, for the description of the API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +149,11 @@ PARSERS: Final[Mapping[str, Callable[[bytearray, Target], pa.RecordBatch]]] = {
     BYTES: parse_bytes,
 }
 """By media type."""
+
+
+def media_type(header: str) -> str:
+    """Return a media type without its parameters."""
+    return header.partition(";")[0].strip().lower()
 
 
 def _groups(body: bytearray) -> Iterator[list[tuple[int, bytes]]]:

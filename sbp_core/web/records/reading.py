@@ -7,10 +7,10 @@ body, or its Arrow stream, has no end. Batches are fetched as the caller accepts
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Annotated, Final
 
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from fastapi import APIRouter, Header, Query, Request, Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sbp_core.client.aio import AsyncClient
@@ -18,20 +18,23 @@ from sbp_core.client.stream_position import check_order, parse_position
 from sbp_core.client.types import StreamInfo
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records import ROWS_SCHEMA
-from sbp_core.web.callers import Callers
-from sbp_core.web.records.contents import ARROW, NDJSON
-from sbp_core.web.records.declaring import bad_request, media_type, parse_count, refusal
+from sbp_core.web.problems import bad_request, refusal
+from sbp_core.web.records.contents import ARROW, BINARY, LINE, NDJSON, media_type
 from sbp_core.web.records.fetching import (
+    RECORD_HEADERS,
     Span,
+    arrow_stream,
+    behind,
     find_reach,
+    json_lines,
     read_span,
     resolve,
     tail_of,
     wait_for_records,
 )
-from sbp_core.web.records.forms import RECORD_HEADERS, arrow_stream, behind, json_lines
-from sbp_core.web.records.streams import find_stream, maybe_schema
-from sbp_core.web.records.tailing import EVENTS, Tails
+from sbp_core.web.records.requests import ApiRoute, Client, Described, Service, Stream
+from sbp_core.web.records.streams import maybe_schema
+from sbp_core.web.records.tailing import EVENTS
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -43,36 +46,91 @@ WAIT_MS_MAX: Final = 30_000
 COUNT_MAX: Final = 2**63 - 1
 FORMS: Final = (NDJSON, ARROW, EVENTS)
 """The media types of answers; the first one is the default."""
+_POSITION: Final = (
+    "earliest, latest, an offset, -N for N records before the tail, a time such as"
+    " 2025-01-31T09:30 (UTC), or one before now such as -10m: the first record that was"
+    " appended then or later."
+)
+_OFFSET: Final[Described] = {"type": "integer", "minimum": 0}
+_ANSWER: Final = {
+    "description": "The records; an answer that was cut off has no end.",
+    "content": {
+        NDJSON: {"schema": LINE},
+        ARROW: {"schema": BINARY},
+        EVENTS: {"schema": {"type": "string"}},
+    },
+    "headers": {
+        FIRST_HEADER: {"description": "offset of the first record", "schema": _OFFSET},
+        NEXT_HEADER: {
+            "description": "where to read on, once the whole answer has arrived",
+            "schema": _OFFSET,
+        },
+    },
+}
+
+router: Final = APIRouter(route_class=ApiRoute)
 
 
-class Reading:
-    """Answers with the records of streams."""
-
-    def __init__(self, callers: Callers, tails: Tails) -> None:
-        self._callers = callers
-        self._tails = tails
-
-    async def read(self, request: Request) -> Response:
-        """Answer with the records of a span, or with all that come from now on, as Accept asks."""
-        form = _form(request.headers.get("accept", "*/*"))
-        client = await self._callers.client(request)
-        info = await find_stream(client, request)
-        if form == EVENTS:
-            return self._tails.follow(client, info, await _find_start(request, client, info))
-        span = await _find_span(request, client, info)
-        found = read_span(client, info.stream_id, span)
-        if form == ARROW:
-            schema = await maybe_schema(client, info)
-            body = arrow_stream(found, ROWS_SCHEMA if schema is None else schema.arrow)
-        else:
-            body = json_lines(found, info.label)
-        first = await anext(body, b"")  # an error before the answer begins is a problem
-        headers = {
-            **RECORD_HEADERS,
-            FIRST_HEADER: str(span.start),
-            NEXT_HEADER: str(span.end),
-        }
-        return _Whole(behind(first, body), headers=headers, media_type=form)
+@router.get(
+    "/v1/streams/{stream}/records",
+    operation_id="readRecords",
+    response_class=StreamingResponse,
+    responses={200: _ANSWER},
+)
+async def read_records(
+    request: Request,
+    client: Client,
+    info: Stream,
+    *,
+    first: Annotated[
+        str | None, Query(alias="from", description=f"The first record: {_POSITION}")
+    ] = None,
+    last: Annotated[
+        str | None, Query(alias="to", description=f"The end, exclusive: {_POSITION}")
+    ] = None,
+    count_max: Annotated[
+        int, Query(alias="max", ge=0, le=COUNT_MAX, description="How many records at most.")
+    ] = COUNT_MAX,
+    wait_ms: Annotated[
+        int,
+        Query(
+            ge=0,
+            le=WAIT_MS_MAX,
+            description="How long to wait for a record, if there is none; milliseconds.",
+        ),
+    ] = 0,
+    last_event: Annotated[
+        int | None,
+        Header(
+            alias=LAST_EVENT_HEADER,
+            ge=0,
+            lt=COUNT_MAX,
+            description=f"Go on behind the event with this id ({EVENTS}).",
+        ),
+    ] = None,
+) -> Response:
+    """Read records up to the tail of the stream, or follow it."""
+    form = _form(request.headers.get("accept", "*/*"))
+    if form == EVENTS:
+        refused = {"to", "max", "wait_ms"} & request.query_params.keys()
+        if refused:
+            raise bad_request(f"{min(refused)} is not for {EVENTS}, which has no end")
+        text = first or "latest" if last_event is None else str(last_event + 1)
+        start = await resolve(client, await find_reach(client, info.stream_id), text)
+        return Service.of(request).tails.follow(client, info, start)
+    if last_event is not None:
+        raise bad_request(f"{LAST_EVENT_HEADER} is only for {EVENTS}; use `from` instead")
+    span = await _find_span(client, info, first or "earliest", last, wait_ms)
+    span = Span(span.start, min(span.end, span.start + count_max))
+    found = read_span(client, info.stream_id, span)
+    if form == ARROW:
+        schema = await maybe_schema(client, info)
+        body = arrow_stream(found, ROWS_SCHEMA if schema is None else schema.arrow)
+    else:
+        body = json_lines(found, info.label)
+    begun = await anext(body, b"")  # an error before the answer begins is a problem
+    headers = {**RECORD_HEADERS, FIRST_HEADER: str(span.start), NEXT_HEADER: str(span.end)}
+    return _Whole(behind(begun, body), headers=headers, media_type=form)
 
 
 class _Whole(StreamingResponse):
@@ -86,13 +144,9 @@ class _Whole(StreamingResponse):
             _LOG.warning("answer cut off path=%s: %s", scope["path"], error)
 
 
-async def _find_span(request: Request, client: AsyncClient, info: StreamInfo) -> Span:
-    if LAST_EVENT_HEADER in request.headers:
-        raise bad_request(f"{LAST_EVENT_HEADER} is only for {EVENTS}; use `from` instead")
-    wait_ms = parse_count(request, "wait_ms", 0, WAIT_MS_MAX)
-    count_max = parse_count(request, "max", COUNT_MAX, COUNT_MAX)
-    first = request.query_params.get("from", "earliest")
-    last = request.query_params.get("to")
+async def _find_span(
+    client: AsyncClient, info: StreamInfo, first: str, last: str | None, wait_ms: int
+) -> Span:
     if last is not None:
         try:
             check_order(parse_position(first), parse_position(last))
@@ -111,22 +165,7 @@ async def _find_span(request: Request, client: AsyncClient, info: StreamInfo) ->
                 f"from={first} is offset {start}, behind to={last}, which is offset {end}: exchange"
                 " them"
             )
-    return Span(start, max(start, min(end, start + count_max)))
-
-
-async def _find_start(request: Request, client: AsyncClient, info: StreamInfo) -> int:
-    """Return where the tail begins: behind the last event that the caller has, or where it says."""
-    refused = {"to", "max", "wait_ms"} & request.query_params.keys()
-    if refused:
-        raise bad_request(f"{min(refused)} is not for {EVENTS}, which has no end")
-    last_id = request.headers.get(LAST_EVENT_HEADER)
-    if last_id is not None:
-        if not (last_id.isascii() and last_id.isdigit() and len(last_id) <= len(str(COUNT_MAX))):
-            raise bad_request(f"{LAST_EVENT_HEADER}: expected an offset, got {last_id[:40]!a}")
-        text = str(int(last_id) + 1)
-    else:
-        text = request.query_params.get("from", "latest")
-    return await resolve(client, await find_reach(client, info.stream_id), text)
+    return Span(start, max(start, end))
 
 
 def _form(accept: str) -> str:

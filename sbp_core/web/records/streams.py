@@ -3,175 +3,206 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
-import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, Body, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.types import NO_CURSOR, SchemaVersion, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import NotFoundError
-from sbp_core.quantities import is_offset
 from sbp_core.records import StreamSchema, field_text
 from sbp_core.records.column_text import parse_columns
-from sbp_core.records.json_lines import check_names
-from sbp_core.records.json_parsing import maybe_whole
-from sbp_core.web.callers import Callers
-from sbp_core.web.records.bodies import Bodies
-from sbp_core.web.records.declaring import bad_request, json_answer, refusal
+from sbp_core.web.problems import bad_request, refusal
 from sbp_core.web.records.fetching import REACH_MS, find_reach, tail_of
+from sbp_core.web.records.requests import (
+    ApiRoute,
+    Client,
+    GroupName,
+    Stream,
+    StreamName,
+    stream_ref,
+)
 
-T = TypeVar("T")
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Copies = Annotated[int, msgspec.Meta(ge=1, le=limits.REPLICAS_MAX)]
-_WHOLE_NUMBERS: Final = msgspec.json.Decoder(float_hook=lambda text: maybe_whole(float(text)))
-"""Returns 2 for the number 2.0."""
-
-
-class StreamChange(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Settings of a stream; those that are left out stay, or have their defaults."""
-
-    replica_count: Copies | None = None
-    ack_count: Copies | None = None
-    retention_period_ms: Count | None = None
-    retention_bytes: Count | None = None
-    columns: list[str] | None = None
-    """Columns of the records, such as "id int64 not null"; a schema that there is only grows."""
-    properties: dict[str, str | None] = {}
-    """Properties to set, or to remove where null; others stay."""
-    expected_properties: dict[str, str | None] = {}
-    """Nothing is changed unless the stream has these properties, and none where null."""
+_EXACT: Final = ConfigDict(extra="forbid", strict=True, frozen=True)
+_Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_Copies = Annotated[int, Field(ge=1, le=limits.REPLICAS_MAX)]
 
 
-class Cursor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The offset that a group reads next in a stream; null forgets it."""
+class StreamChange(BaseModel):
+    """Settings of a stream. Settings that are left out stay, or have their defaults."""
+
+    model_config = _EXACT
+
+    replica_count: _Copies | None = None
+    ack_count: _Copies | None = None
+    retention_period_ms: _Count | None = None
+    retention_bytes: _Count | None = None
+    columns: list[str] | None = Field(
+        default=None, description='Such as "id int64 not null". A schema that exists only grows.'
+    )
+    properties: dict[str, str | None] = Field(
+        default={}, description="Properties to set, or to remove where null; others stay."
+    )
+    expected_properties: dict[str, str | None] = Field(
+        default={},
+        description="Nothing is changed unless the stream has these properties, and none where"
+        " null.",
+    )
+
+
+class StreamSummary(BaseModel):
+    """The settings of a stream."""
 
     stream: str
-    next_offset: Count | None
+    stream_id: int
+    replica_count: int
+    ack_count: int
+    retention_period_ms: int
+    retention_bytes: int
+    created_at_ms: int
 
 
-class CursorChange(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class StreamDescription(StreamSummary):
+    """A stream: its settings, its bounds, its columns, its properties."""
+
+    properties: dict[str, str]
+    first_offset: int
+    next_offset: int
+    schema_version: int | None
+    columns: list[str] | None
+
+
+class StreamList(BaseModel):
+    """The streams that the caller sees."""
+
+    streams: list[StreamSummary]
+
+
+class CursorChange(BaseModel):
+    """The offset that a group reads next in a stream; null forgets it."""
+
+    model_config = _EXACT
+
+    stream: str
+    next_offset: _Count | None
+
+
+class CursorChanges(BaseModel):
     """Cursors to set; others stay."""
 
+    model_config = _EXACT
+
+    cursors: list[CursorChange]
+
+
+class Cursor(BaseModel):
+    """The offset that a group reads next in a stream."""
+
+    stream: str
+    next_offset: int
+    committed_at_ms: int
+
+
+class Cursors(BaseModel):
+    """All cursors of a group."""
+
+    group: str
     cursors: list[Cursor]
 
 
-class Streams:
-    """Lists, describes, changes and deletes streams; reads and sets cursors."""
+class Line(JSONResponse):
+    """One line of JSON."""
 
-    def __init__(self, callers: Callers, bodies: Bodies) -> None:
-        self._callers = callers
-        self._bodies = bodies
-
-    async def list_all(self, request: Request) -> Response:
-        """Answer with all streams."""
-        client = await self._callers.client(request)
-        return json_answer({"streams": list(map(_described, await client.list_streams()))})
-
-    async def describe(self, request: Request) -> Response:
-        """Answer with a stream, its bounds and its columns."""
-        client = await self._callers.client(request)
-        return await self._answer(client, await find_stream(client, request), 200)
-
-    async def change(self, request: Request) -> Response:
-        """Create a stream, or change it."""
-        wanted = await self._body(request, StreamChange)
-        schema = None if wanted.columns is None else parse_columns(wanted.columns)
-        client = await self._callers.client(request)
-        name = stream_ref(request.path_params["stream"])
-        status = 200
-        try:
-            (info,) = await client.describe_streams([name])
-        except NotFoundError:
-            if isinstance(name, int) or wanted.expected_properties:
-                raise
-            (info,) = await client.create_streams([_spec(name, wanted)])
-            status = 201
-        else:
-            if msgspec.structs.replace(wanted, columns=None) != StreamChange():
-                (info,) = await client.update_streams([_update(info, wanted)])
-        if schema is not None:
-            await client.evolve_schema(info.stream_id, schema, may_change=True)
-        return await self._answer(client, info, status)
-
-    async def delete(self, request: Request) -> Response:
-        """Delete a stream."""
-        client = await self._callers.client(request)
-        await client.delete_streams([stream_ref(request.path_params["stream"])])
-        return Response(status_code=204)
-
-    async def cursors(self, request: Request) -> Response:
-        """Answer with the cursors of a group."""
-        client = await self._callers.client(request)
-        return await self._cursors(client, request.path_params["group"])
-
-    async def set_cursors(self, request: Request) -> Response:
-        """Set cursors of a group."""
-        wanted = (await self._body(request, CursorChange)).cursors
-        client = await self._callers.client(request)
-        infos = await client.describe_streams([stream_ref(each.stream) for each in wanted])
-        offsets = {
-            info.stream_id: NO_CURSOR if each.next_offset is None else each.next_offset
-            for info, each in zip(infos, wanted, strict=True)
-        }
-        if len(offsets) < len(wanted):
-            raise bad_request("a stream is named twice")
-        await _check_cursors(client, infos, offsets)
-        await client.commit_cursors(request.path_params["group"], offsets)
-        return await self._cursors(client, request.path_params["group"])
-
-    async def _cursors(self, client: AsyncClient, group: str) -> Response:
-        found = await client.describe_cursors(group)
-        infos = await client.find_streams([each.stream_id for each in found])
-        labels = {each.stream_id: each.label for each in infos}
-        cursors = [
-            {
-                "stream": labels[each.stream_id],
-                "next_offset": each.next_offset,
-                "committed_at_ms": each.committed_at_ms,
-            }
-            for each in found
-            if each.stream_id in labels
-        ]
-        return json_answer({"group": group, "cursors": cursors})
-
-    async def _answer(self, client: AsyncClient, info: StreamInfo, status: int) -> Response:
-        version = await _maybe_version(client, info)
-        at = await find_reach(client, info.stream_id)
-        properties = await client.describe_properties([info.stream_id])
-        answer = _described(info) | {
-            "properties": properties[info.stream_id],
-            "first_offset": at.start_offset,
-            "next_offset": tail_of(at),
-            "schema_version": None if version is None else version.version,
-            "columns": None
-            if version is None
-            else [field_text(field) for field in version.schema.arrow],
-        }
-        return json_answer(answer, status)
-
-    async def _body(self, request: Request, kind: type[T]) -> T:
-        """Return the object that a request has. Raises ProblemError."""
-        async with self._bodies.received(request) as body:
-            try:
-                found = _WHOLE_NUMBERS.decode(body or b"{}")
-                check_names(body or b"{}")
-                return msgspec.convert(found, kind)
-            except (ValueError, RecursionError) as error:
-                raise refusal(422, "wrong-body", f"the body: {error}") from error
+    def render(self, content: Any) -> bytes:
+        """Return the line."""
+        return super().render(content) + b"\n"
 
 
-def stream_ref(text: str) -> int | str:
-    """Return the id that a text of digits is; any other is the name of a stream."""
-    return int(text) if is_offset(text) else text
+router: Final = APIRouter(route_class=ApiRoute, default_response_class=Line)
 
 
-async def find_stream(client: AsyncClient, request: Request) -> StreamInfo:
-    """Return the stream of a request. Raises NotFoundError."""
-    (info,) = await client.describe_streams([stream_ref(request.path_params["stream"])])
-    return info
+@router.get("/v1/streams", operation_id="listStreams")
+async def list_streams(client: Client) -> StreamList:
+    """List streams."""
+    found = await client.list_streams()
+    return StreamList(streams=[StreamSummary(**_summary(each)) for each in found])
+
+
+@router.get("/v1/streams/{stream}", operation_id="describeStream")
+async def describe_stream(client: Client, info: Stream) -> StreamDescription:
+    """Describe a stream: its settings, its bounds, its columns, its properties."""
+    return await _described(client, info)
+
+
+@router.put(
+    "/v1/streams/{stream}",
+    operation_id="putStream",
+    responses={201: {"model": StreamDescription, "description": "The stream was created."}},
+)
+async def put_stream(
+    response: Response,
+    client: Client,
+    stream: StreamName,
+    wanted: Annotated[StreamChange, Body()] = StreamChange(),  # noqa: B008
+) -> StreamDescription:
+    """Create a stream, or change its settings."""
+    schema = None if wanted.columns is None else parse_columns(wanted.columns)
+    name = stream_ref(stream)
+    try:
+        (info,) = await client.describe_streams([name])
+    except NotFoundError:
+        if isinstance(name, int) or wanted.expected_properties:
+            raise
+        (info,) = await client.create_streams([_spec(name, wanted)])
+        response.status_code = 201
+    else:
+        if wanted.model_dump(exclude={"columns"}, exclude_defaults=True):
+            (info,) = await client.update_streams([_update(info, wanted)])
+    if schema is not None:
+        await client.evolve_schema(info.stream_id, schema, may_change=True)
+    return await _described(client, info)
+
+
+@router.delete("/v1/streams/{stream}", operation_id="deleteStream", status_code=204)
+async def delete_stream(client: Client, stream: StreamName) -> None:
+    """Delete a stream and its records."""
+    await client.delete_streams([stream_ref(stream)])
+
+
+@router.get("/v1/groups/{group}/cursors", operation_id="readCursors")
+async def read_cursors(client: Client, group: GroupName) -> Cursors:
+    """Read where a consumer group goes on, in each stream."""
+    found = await client.describe_cursors(group)
+    infos = await client.find_streams([each.stream_id for each in found])
+    labels = {each.stream_id: each.label for each in infos}
+    cursors = [
+        Cursor(
+            stream=labels[each.stream_id],
+            next_offset=each.next_offset,
+            committed_at_ms=each.committed_at_ms,
+        )
+        for each in found
+        if each.stream_id in labels
+    ]
+    return Cursors(group=group, cursors=cursors)
+
+
+@router.put("/v1/groups/{group}/cursors", operation_id="setCursors")
+async def set_cursors(client: Client, group: GroupName, wanted: CursorChanges) -> Cursors:
+    """Set where a consumer group goes on, durably; cursors that are not named stay."""
+    infos = await client.describe_streams([stream_ref(each.stream) for each in wanted.cursors])
+    offsets = {
+        info.stream_id: NO_CURSOR if each.next_offset is None else each.next_offset
+        for info, each in zip(infos, wanted.cursors, strict=True)
+    }
+    if len(offsets) < len(wanted.cursors):
+        raise bad_request("a stream is named twice")
+    await _check_cursors(client, infos, offsets)
+    await client.commit_cursors(group, offsets)
+    return await read_cursors(client, group)
 
 
 async def _check_cursors(
@@ -207,16 +238,23 @@ async def _maybe_version(client: AsyncClient, info: StreamInfo) -> SchemaVersion
     return next(iter(versions[info.stream_id][-1:]), None)
 
 
-def _described(info: StreamInfo) -> dict[str, Any]:
-    return {
-        "stream": info.label,
-        "stream_id": info.stream_id,
-        "replica_count": info.replica_count,
-        "ack_count": info.ack_count,
-        "retention_period_ms": info.retention_period_ms,
-        "retention_bytes": info.retention_bytes,
-        "created_at_ms": info.created_at_ms,
-    }
+async def _described(client: AsyncClient, info: StreamInfo) -> StreamDescription:
+    version = await _maybe_version(client, info)
+    at = await find_reach(client, info.stream_id)
+    properties = await client.describe_properties([info.stream_id])
+    return StreamDescription(
+        **_summary(info),
+        properties=properties[info.stream_id],
+        first_offset=at.start_offset,
+        next_offset=tail_of(at),
+        schema_version=None if version is None else version.version,
+        columns=None if version is None else list(map(field_text, version.schema.arrow)),
+    )
+
+
+def _summary(info: StreamInfo) -> dict[str, Any]:
+    names = StreamSummary.model_fields.keys() - {"stream"}
+    return {"stream": info.label} | {name: getattr(info, name) for name in names}
 
 
 def _spec(name: str, wanted: StreamChange) -> StreamSpec:

@@ -19,10 +19,8 @@ from sbp_core.client.aio import AsyncClient
 from sbp_core.client.types import StreamInfo
 from sbp_core.errors import SbpError
 from sbp_core.records.stream_decoder import Records, StreamDecoder
-from sbp_core.web.problems import problem_of
-from sbp_core.web.records.declaring import refusal
-from sbp_core.web.records.fetching import fetch_records
-from sbp_core.web.records.forms import RECORD_HEADERS, events, pieces
+from sbp_core.web.problems import problem_of, refusal
+from sbp_core.web.records.fetching import RECORD_HEADERS, events, fetch_records, pieces
 
 _LOG: Final = logging.getLogger(__name__)
 
