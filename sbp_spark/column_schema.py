@@ -204,9 +204,10 @@ def _maybe_stats_fault(given: pa.Schema, path: str) -> str | None:
         wrong = "which has a dot in its name, and such a column has no statistics"
         return f"option statsColumns names {path}, {wrong}; rename it, or leave it out"
     try:
-        found, field = find_column(given, path)
+        names, field = find_column(given, path.split("."))
     except SchemaError as error:
         return f"option statsColumns: {error}"
+    found = ".".join(names)
     if maybe_statistics_type(given, found) is not None:
         return None
     (column,) = logical_spark_schema(pa.schema([field]))

@@ -1,4 +1,4 @@
-"""Columns by their paths, as people write them: `place.city` is a field of the structs in `place`.
+"""Columns by their paths: `place.city`, or the names `place` and `city`, is a field of structs.
 
 Case does not matter, as in Spark: the columns of a stream never differ by case only.
 """
@@ -6,7 +6,7 @@ Case does not matter, as in Spark: the columns of a stream never differ by case 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -17,20 +17,20 @@ from sbp_core.wording import listed
 _DOT: Final = "."
 
 
-def find_column(there: pa.Schema, path: str) -> tuple[str, pa.Field]:
-    """Return the path of a column in the spelling of its schema, and the column.
+def find_column(there: pa.Schema, path: Sequence[str]) -> tuple[tuple[str, ...], pa.Field]:
+    """Find a column, or a field of structs in it; return its names as the schema spells them.
 
-    A dot leads into a struct. Raises SchemaError if there is no such column.
+    Raises SchemaError if there is no such column.
     """
-    first, *others = path.split(_DOT)
-    field = _named(there, first, "")
-    place = field.name
-    for name in others:
+    field = _named(there, path[0], "")
+    names = [field.name]
+    for name in path[1:]:
+        place = _DOT.join(names)
         if not pa.types.is_struct(field.type):
             raise SchemaError(f"column {place}.{name} does not exist: {place} is no struct")
         field = _named(field.type, name, f"{place}.")
-        place = f"{place}.{field.name}"
-    return place, field
+        names.append(field.name)
+    return tuple(names), field
 
 
 def _named(fields: Iterable[pa.Field], name: str, place: str) -> pa.Field:

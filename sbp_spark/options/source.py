@@ -10,6 +10,7 @@ from typing import Final
 from sbp_core.client import StreamInfo
 from sbp_core.limits import MIB
 from sbp_spark.filtering.condition import Condition
+from sbp_spark.filtering.parser import POSSIBLE, RefusedError, parse_condition
 from sbp_spark.options.declaring import (
     COLUMN_NAMES,
     COUNT,
@@ -218,9 +219,6 @@ class PartitionLimits:
 
 
 def _parse_where(given: Given) -> Condition | None:
-    # Its parser takes half a second to import.
-    from sbp_spark.filtering.grammar import POSSIBLE, RefusedError, parse_condition
-
     try:
         return parse_condition(given.text)
     except RefusedError as error:

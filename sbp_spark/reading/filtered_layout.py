@@ -10,8 +10,8 @@ from sbp_core import filter_limits
 from sbp_core.client import SchemaVersion
 from sbp_core.records import BatchFilter, batch_filter, map_columns
 from sbp_spark.filtering.bounds import bounds_of
-from sbp_spark.filtering.checking import RowFilter
-from sbp_spark.filtering.masks import matching
+from sbp_spark.filtering.matching import matching
+from sbp_spark.filtering.resolving import RowFilter
 from sbp_spark.reading.layout import Layout, Piece
 from sbp_spark.reading.schema_versions import SchemaVersions
 
@@ -52,8 +52,7 @@ class FilteredLayout:
     def _maybe_filter(self, version: SchemaVersion) -> BatchFilter | None:
         fingerprint = version.schema.fingerprint
         if fingerprint not in self._known:
-            wanted = self._row_filter
-            bounds = bounds_of(wanted.condition, wanted.columns, version.schema.arrow)
+            bounds = bounds_of(self._row_filter, version.schema.arrow)
             self._known[fingerprint] = batch_filter(fingerprint, bounds) if bounds else None
         return self._known[fingerprint]
 

@@ -27,7 +27,7 @@ from sbp_core.errors import DamagedBatchError
 from sbp_core.limits import MIB
 from sbp_core.records import Envelope
 from sbp_spark.client_pool import Connect, Patience, client_for
-from sbp_spark.filtering.checking import RowFilter
+from sbp_spark.filtering.resolving import RowFilter
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.endpoints import Servers
 from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT, OnDataLoss, SourceOptions

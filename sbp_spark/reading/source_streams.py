@@ -15,8 +15,8 @@ from sbp_core.wording import listed
 from sbp_spark.client_pool import describe_refs, first_contact
 from sbp_spark.column_schema import METADATA_COLUMN, METADATA_FIELD
 from sbp_spark.column_selection import select_columns
-from sbp_spark.filtering.checking import RowFilter, row_filter
 from sbp_spark.filtering.condition import Condition
+from sbp_spark.filtering.resolving import RowFilter, row_filter
 from sbp_spark.logical_types import logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.source import Contents, SourceEncoding, SourceOptions
 from sbp_spark.options.stream_selection import StreamList, StreamPattern, StreamRef

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sbp_spark.filtering.checking import RowFilter
+from sbp_spark.filtering.resolving import RowFilter
 from sbp_spark.logical_types import is_kept_by_arrow, logical_arrow_schema
 from sbp_spark.options.source import SourceOptions, parse_source_options
 from sbp_spark.reading.input_partitions import plan_read, read_partition

@@ -128,8 +128,8 @@ class ColumnsPayload:
         self._record_bytes_max = record_bytes_max
         self._batching = batching
         self._timestamp_column = timestamp_column
-        found = (find_column(given.arrow, path) for path in stats_columns)
-        self._stats_columns = [*dict.fromkeys(path for path, _ in found)]
+        found = (find_column(given.arrow, path.split(".")) for path in stats_columns)
+        self._stats_columns = [*dict.fromkeys(".".join(names) for names, _ in found)]
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that are written; Spark's times are in the session's zone."""

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from sbp_core.records import encode_statistics, map_columns, may_match
 from sbp_spark.filtering.bounds import bounds_of
-from sbp_spark.filtering.checking import row_filter
-from sbp_spark.filtering.grammar import parse_condition
-from sbp_spark.filtering.masks import matching
+from sbp_spark.filtering.matching import matching
+from sbp_spark.filtering.parser import parse_condition
+from sbp_spark.filtering.resolving import row_filter
 from tests.support.data.conditions import ROW_TYPES, random_condition, random_rows
 
 STATS_COLUMNS = [*(name for name in ROW_TYPES if name != "place"), "place.city", "place.level"]
@@ -31,7 +31,7 @@ def test_a_batch_with_a_row_that_matches_is_not_skipped(random, is_widened):
     whole = encode_statistics(stored, STATS_COLUMNS)
     for text in (random_condition(random) for _ in range(2)):
         wanted = row_filter(parse_condition(text), rows.schema, rows.schema)
-        bounds = bounds_of(wanted.condition, rows.schema, stored.schema)
+        bounds = bounds_of(wanted, stored.schema)
         for row in range(rows.num_rows):
             if matching(wanted.condition, rows.slice(row, 1)).num_rows:
                 assert may_match(statistics[row], bounds), text

@@ -32,7 +32,7 @@ def test_errors_about_many_things_stay_short() -> None:
         Selection.of(names).of_streams([])
     raised.append(caught.value)
     with pytest.raises(SchemaError) as misfit:
-        find_column(pa.schema([(name, pa.int64()) for name in names]), "zebra")
+        find_column(pa.schema([(name, pa.int64()) for name in names]), ["zebra"])
     raised.append(misfit.value)
     for error in raised:
         assert len(str(error)) < 1000
