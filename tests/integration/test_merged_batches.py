@@ -20,7 +20,7 @@ from sbp_core.cli.main import main
 from sbp_core.client import AsyncClient, Client, FetchItem
 from sbp_core.log import merging
 from sbp_core.records import split_envelopes
-from sbp_core.web.console.records_reading import RecordFilter, Search
+from sbp_core.web.console.record_search import RecordFilter, Search
 from sbp_core.web.records.fetching import Span, read_span
 from tests.support.appends import eventually, one_stream, read_all, restore, send
 from tests.support.cluster import CoreCluster, cluster_of, core_cluster

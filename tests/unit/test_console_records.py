@@ -9,15 +9,17 @@ import json
 import pyarrow as pa
 import pytest
 
-from sbp_core.client import SchemaVersion
+from sbp_core.client import SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema
-from sbp_core.records.stream_decoder import Records
-from sbp_core.web.console.records_reading import Found, Piece, RecordFilter, check_column
-from sbp_core.web.console.records_view import (
+from sbp_core.records.envelope import decode_envelope
+from sbp_core.records.stream_decoder import Records, StreamDecoder
+from sbp_core.web.console.record_search import Found, Piece, RecordFilter, check_column
+from sbp_core.web.console.records import (
     HEX_BYTES_MAX,
     SHOWN_CHARACTERS,
-    describe_record,
+    describe_field,
+    make_batch,
     make_table,
     to_arrow,
     to_csv,
@@ -103,6 +105,11 @@ def found_of(*batches):
     return found
 
 
+def shown(found, name):
+    """Return a field of the first record as its page shows it."""
+    return describe_field(name, found.records[0][name])
+
+
 MIXED = found_of(
     (plain_rows(b"a,b", None, b"\xff\xfe"), False),
     (pa.record_batch({"id": [1], "offset": ["x"]}), True),
@@ -110,46 +117,40 @@ MIXED = found_of(
 
 
 def test_a_table_has_the_fields_of_all_its_records():
-    table = make_table(MIXED)
-    assert table.headings == ("timestamp", "key", "value", "headers", "id", "offset")
-    assert [row.cells[2] for row in table.rows] == ["a,b", None, "0xfffe", None]
-    assert table.rows[-1].cells[4:] == ("1", "x")
-    assert [row.offset for row in make_table(MIXED, newest_first=True).rows] == [3, 2, 1, 0]
+    headings, rows = make_table(MIXED)
+    assert headings == ["timestamp", "key", "value", "headers", "id", "offset"]
+    assert [cells[2] for _, cells in rows] == ["a,b", None, "0xfffe", None]
+    assert rows[-1] == (3, [None, None, None, None, "1", "x"])
 
 
 def test_a_long_value_is_cut_in_the_table_and_whole_on_its_page():
     value = "x" * (SHOWN_CHARACTERS + 1)
     found = found_of((plain_rows(value.encode()), False))
-    assert make_table(found).rows[0].cells[2] == f"{'x' * SHOWN_CHARACTERS}..."
-    fields = {each.name: each for each in describe_record(found.records[0])}
-    assert fields["value"].text == value
+    assert make_table(found)[1][0][1][2] == f"{'x' * SHOWN_CHARACTERS}..."
+    assert shown(found, "value")[2] == value
 
 
 def test_characters_that_are_not_seen_are_shown_as_escapes():
     value = "\0a\r\n\tb\u202e"
     found = found_of((plain_rows(value.encode()), False))
-    assert make_table(found).rows[0].cells[2] == r"\x00a\r\n\tb\u202e"
-    (record,) = found.records
-    shown = {each.name: each.text for each in describe_record(record)}
-    assert shown["value"] == "\\x00a\\r\n\tb\\u202e"
+    assert make_table(found)[1][0][1][2] == r"\x00a\r\n\tb\u202e"
+    assert shown(found, "value")[2] == "\\x00a\\r\n\tb\\u202e"
     assert value in to_csv(found).decode()
 
 
 def test_json_is_laid_out_and_bytes_are_shown_in_hexadecimal():
-    fields = {each.name: each for each in describe_record(PLAIN)}
-    assert fields["value"].text == '{\n  "city": "Bern"\n}'
+    assert describe_field("value", PLAIN["value"])[2] == '{\n  "city": "Bern"\n}'
     data = bytes(range(256)) * 20
-    (record,) = found_of((plain_rows(data), False)).records
-    shown = {each.name: each for each in describe_record(record)}["value"]
-    first, *_, last = shown.hexadecimal.split("\n")
+    _, kind, dump = shown(found_of((plain_rows(data), False)), "value")
+    assert kind == f"{len(data)} bytes"
+    first, *_, last = dump.split("\n")
     assert first.startswith("00000000  00 01 02")
     assert last == f"... and {len(data) - HEX_BYTES_MAX} more bytes"
 
 
 def test_text_that_only_looks_like_json_stays_as_it_is():
     deep = "[" * 100_000
-    (field,) = (each for each in describe_record({**PLAIN, "value": deep}) if each.name == "value")
-    assert field.text == deep
+    assert describe_field("value", deep)[2] == deep
 
 
 def test_files_have_what_the_table_shows():
@@ -167,3 +168,15 @@ def test_a_column_called_offset_keeps_its_name_in_an_arrow_file():
     rows = pa.record_batch({"offset": ["x"]})
     table = pa.ipc.open_stream(to_arrow(found_of((rows, True)))).read_all()
     assert table.to_pylist() == [{"_offset": 0, "offset": "x"}]
+
+
+def test_a_record_of_a_form_is_one_batch_and_its_faults_are_named():
+    info = StreamInfo(1, "s", 1, 0, 0)
+    batch = make_batch(info, None, {"key": "", "value": "x"})
+    (plain,) = StreamDecoder(1, 0).decode(decode_envelope(batch)).rows.to_pylist()
+    assert (plain["key"], plain["value"]) == (None, b"x")
+    schema = StreamSchema.of(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
+    assert make_batch(info, schema, {"columns": '{"id": 3}'})
+    for wrong, fault in (("{", "it is no JSON"), ('{"di": 3}', "'di'"), ("{}", "id")):
+        with pytest.raises(ConfigurationError, match=f"the record: .*{fault}"):
+            make_batch(info, schema, {"columns": wrong})

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from sbp_core.client import StreamInfo, TxnInfo, TxnLoss, TxnPart
-from sbp_core.client.txn_remarks import loss_lines
-from sbp_core.web.console.transactions_view import (
-    ROWS_MAX,
-    StreamPart,
-    describe_loss,
-    group_by_state,
-    maybe_stuck,
-    shown_streams,
-)
+import pytest
 
-STREAMS = {7: StreamInfo(7, "orders", 1, 0, 0), 8: StreamInfo(8, None, 1, 0, 0)}
+from sbp_core.client import TxnInfo, TxnLoss, TxnPart
+from sbp_core.client.txn_remarks import loss_lines
+from sbp_core.errors import NotFoundError
+from sbp_core.web.console.transactions import ROWS_MAX, find_stuck, group_by_state, loss_facts
+
+LABELS = {7: "orders"}
 PARTS = (TxnPart("p.1.a", 7, 0, 3), TxnPart("p.1.b", 7, 0, 2), TxnPart("p.1.c", 9, 0, 1))
 STUCK = TxnInfo("stuck", PARTS, "p", 1, 9, decided_at_ms=400)
 STAGED = TxnInfo("staged", (TxnPart("q.4.a", 8, 0, 3),), "q", 4, 3, staged_at_ms=900, server="a:1")
@@ -21,35 +17,26 @@ ABORTED = TxnInfo("aborted", (TxnPart("r.1.z", -1, -1, -1),), "r", 1, None, deci
 
 
 def grouped(*txns: TxnInfo, is_open_only: bool = True):
-    return group_by_state(txns, STREAMS, 1_000, is_open_only=is_open_only)
+    return group_by_state(txns, is_open_only=is_open_only)
 
 
 def test_what_needs_somebody_is_first_and_what_is_over_is_left_out():
-    assert [each.state for each in grouped(ABORTED, STAGED, STUCK)] == ["stuck", "staged"]
+    assert [state for state, *_ in grouped(ABORTED, STAGED, STUCK)] == ["stuck", "staged"]
     everything = grouped(ABORTED, STAGED, STUCK, is_open_only=False)
-    assert [(each.state, each.count) for each in everything] == [
-        ("stuck", 1),
-        ("staged", 1),
-        ("aborted", 1),
-    ]
-    assert "give it up" in everything[0].advice
+    assert [each[:2] for each in everything] == [("stuck", 1), ("staged", 1), ("aborted", 1)]
 
 
-def test_a_batch_has_its_streams_its_age_and_the_action_that_it_can_have():
-    (stuck,), (staged,) = (group.rows for group in grouped(STUCK, STAGED))
-    assert stuck.hidden == (StreamPart(7, "orders", 5), StreamPart(9, "9", 1))
-    assert (stuck.age_ms, stuck.can_give_up) == (600, True)
-    assert (staged.age_ms, staged.can_give_up, staged.server) == (100, False, "a:1")
-    assert staged.txn_id == "q.4.a"
-    assert shown_streams([STUCK, STAGED, ABORTED]) == [7, 8, 9]
+def test_a_batch_has_its_records_by_stream_and_the_time_of_its_state():
+    (stuck,), (staged,) = (rows for *_, rows in grouped(STUCK, STAGED))
+    assert stuck.hidden == {7: 5, 9: 1}
+    assert (stuck.since_ms, staged.since_ms, staged.txn_id) == (400, 900, "q.4.a")
 
 
 def test_numbers_that_are_not_known_are_not_invented():
-    (group,) = grouped(ABORTED, is_open_only=False)
-    (row,) = group.rows
-    assert (row.hidden, row.record_count, row.age_ms) == ((), None, None)
+    ((*_, (row,)),) = grouped(ABORTED, is_open_only=False)
+    assert (row.hidden, row.since_ms) == ({}, 0)
     unknown = TxnInfo("stuck", (TxnPart("p.1.a", 7, 0, 3), TxnPart("p.1.b", 7, 0, -1)), "p", 1)
-    assert describe_loss(unknown, STREAMS) == [
+    assert loss_facts(unknown, LABELS) == [
         "stream orders: records lost permanently, their number is not known"
     ]
 
@@ -59,20 +46,20 @@ def test_open_ones_are_shown_from_the_oldest_and_finished_ones_from_the_newest()
     stuck = [TxnInfo("stuck", (), "p", each, decided_at_ms=1_000 - each) for each in counts]
     over = [TxnInfo("published", (), "p", each, decided_at_ms=each) for each in counts]
     first, second = grouped(*stuck, *over, is_open_only=False)
-    assert (first.count, len(first.rows)) == (ROWS_MAX + 1, ROWS_MAX)
-    assert first.rows[0].batch_number == ROWS_MAX
-    assert second.rows[0].batch_number == ROWS_MAX
+    assert (first[1], len(first[2])) == (ROWS_MAX + 1, ROWS_MAX)
+    assert first[2][0].txn.batch_number == second[2][0].txn.batch_number == ROWS_MAX
 
 
 def test_a_state_of_a_later_release_is_shown():
-    (group,) = grouped(TxnInfo("paused", (), "p", 1))
-    assert (group.state, group.advice) == ("paused", "")
+    ((state, count, _),) = grouped(TxnInfo("paused", (), "p", 1))
+    assert (state, count) == ("paused", 1)
 
 
 def test_only_a_stuck_batch_is_given_up():
-    assert maybe_stuck([STAGED, STUCK], 1) is STUCK
-    assert maybe_stuck([STAGED, STUCK], 4) is None
-    assert describe_loss(STUCK, STREAMS) == [
+    assert find_stuck([STAGED, STUCK], 1) is STUCK
+    with pytest.raises(NotFoundError, match="batch 4 is not stuck"):
+        find_stuck([STAGED, STUCK], 4)
+    assert loss_facts(STUCK, LABELS) == [
         "stream orders: up to 5 records lost permanently",
         "stream 9: up to 1 record lost permanently",
     ]

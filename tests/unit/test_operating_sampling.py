@@ -15,7 +15,7 @@ from sbp_core.client import (
 )
 from sbp_core.errors import ConnectError, PermissionDeniedError
 from sbp_core.operating.samples import HISTORY_SECONDS, SPAN_SECONDS, Ends, Lags, Samples
-from sbp_core.web.console.overview_view import make_overview
+from sbp_core.web.console.overview import summarize
 from sbp_core.web.console.sampling import LOOKED_SECONDS, SAMPLED_MAX, Sampler
 
 
@@ -123,12 +123,13 @@ def test_a_server_that_is_down_leaves_the_other_streams_known():
     assert cluster.asked == ["watch_bounds", "reach"]
     assert (samples.newest.maybe_end(1), samples.newest.maybe_end(2)) == (120, None)
     assert samples.error is None
-    assert not make_overview(samples, 0).is_complete
+    assert not summarize(samples, 0)["is_complete"]
 
 
 def test_nothing_is_said_to_be_none_before_it_was_asked_for():
-    found = make_overview(Samples(), 0)
-    assert (found.stream_count, found.record_count, found.rate, found.lag) == (None,) * 4
+    found = summarize(Samples(), 0)
+    names = ("stream_count", "record_count", "rate", "byte_rate", "lag")
+    assert [found[each] for each in names] == [None] * 5
 
 
 def test_who_may_not_see_groups_sees_rates():

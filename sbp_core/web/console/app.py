@@ -25,7 +25,6 @@ from sbp_core.web.console import (
     records,
     servers,
     stream,
-    stream_actions,
     streams,
     transactions,
 )
@@ -48,7 +47,6 @@ HEADERS: Final[Mapping[str, str]] = {
 _ROUTES: Final = (
     *login.ROUTES,
     *overview.ROUTES,
-    *stream_actions.ROUTES,
     *streams.ROUTES,
     *stream.ROUTES,
     *records.ROUTES,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
+from urllib.parse import quote
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient, CursorInfo, Reach, StreamInfo
+from sbp_core.client import AsyncClient, CursorInfo, GroupInfo, Reach, StreamInfo
 from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
 from sbp_core.client.group_members import GroupDescription
 from sbp_core.errors import NotFoundError, RefusedError, StatusCode, UnsupportedError
@@ -29,18 +28,11 @@ from sbp_core.operating.cursor_moves import (
     read_moves,
     write_moves,
 )
-from sbp_core.web.console.actions import Question, act, ask
-from sbp_core.web.console.groups_view import (
-    COLUMNS,
-    LAG_COLUMNS,
-    group_path,
-    make_group,
-    make_members,
-    make_rows,
-)
-from sbp_core.web.console.site import Site
+from sbp_core.operating.samples import Samples
+from sbp_core.web.console.charts import LINES_MAX, Series, draw
+from sbp_core.web.console.site import Question, Visit, get, post
 from sbp_core.web.console.submissions import Done, check_typed
-from sbp_core.web.console.tables import make_table, parse_count
+from sbp_core.web.console.tables import Column, make_table, parse_count
 from sbp_core.web.console.words import counted
 from sbp_core.wording import listed
 
@@ -50,49 +42,132 @@ _FIELD: Final = "to-"
 """The field of a stream in the form of a reset begins so; its id follows."""
 
 
-async def show_all(request: Request) -> Response:
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group in the list; `lag` and `stream_count` are None if it was not sampled yet."""
+
+    group: str
+    committed_at_ms: int | None
+    lag: int | None
+    stream_count: int | None
+
+    @property
+    def path(self) -> str:
+        """The page of the group."""
+        return group_path(self.group)
+
+
+COLUMNS: Final[tuple[Column[GroupRow], ...]] = (
+    Column("group", "Group", lambda row: row.group.lower()),
+    Column("lag", "Lag", lambda row: row.lag, is_number=True),
+    Column("streams", "Streams", lambda row: row.stream_count, is_number=True),
+    Column("committed", "Committed", lambda row: row.committed_at_ms, is_number=True),
+)
+LAG_COLUMNS: Final[tuple[Column[Lag], ...]] = (
+    Column("stream", "Stream", lambda each: each.stream and each.stream.lower()),
+    Column("next", "Reads next", lambda each: each.next_offset, is_number=True),
+    Column("end", "End", lambda each: each.tail_offset, is_number=True),
+    Column("lag", "Lag", lambda each: each.lag_records, is_number=True),
+    Column("time", "Time lag", lambda each: each.lag_ms, is_number=True),
+    Column("committed", "Committed", lambda each: each.committed_at_ms, is_number=True),
+    Column("remark", "Remark", lambda each: each.remark or None),
+)
+
+
+def group_path(group: str) -> str:
+    """Return the path of the page of a group."""
+    return f"/groups/{quote(group, safe='')}"
+
+
+async def show_all(visit: Visit) -> Response:
     """Show the groups that the caller sees."""
-    site = Site.of(request)
-    client = await site.client(request)
-    samples = await site.samples(request)
-    query = request.query_params
-    rows = make_rows(await client.list_groups(), samples, query.get("search", ""))
-    table = make_table(rows, COLUMNS, query, request.url.path)
-    return site.page(
-        request, "groups.html", "Groups", table=table, unsampled=samples.unsampled_groups
+    samples, query = visit.samples(), visit.query
+    rows = make_rows(await visit.client.list_groups(), samples, query.get("search", ""))
+    return visit.page(
+        *("groups.html", "Groups"),
+        table=make_table(rows, COLUMNS, query, visit.path),
+        unsampled=samples.unsampled_groups,
     )
 
 
-async def show_one(request: Request) -> Response:
+def make_rows(groups: Sequence[GroupInfo], samples: Samples, search: str) -> list[GroupRow]:
+    """Return the groups whose name has the text that is searched for, in any case."""
+    wanted = search.strip().lower()
+    lags: dict[str, list[int]] = {}
+    if samples.lags:
+        for (group, _), count in samples.lags[-1].records.items():
+            lags.setdefault(group, []).append(count)
+    return [
+        GroupRow(
+            info.group,
+            info.committed_at_ms,
+            sum(lags[info.group]) if info.group in lags else None,
+            len(lags[info.group]) if info.group in lags else None,
+        )
+        for info in groups
+        if wanted in info.group.lower()
+    ]
+
+
+async def show_one(visit: Visit) -> Response:
     """Show how far a group is behind each of its streams."""
-    site, group = Site.of(request), request.path_params["group"]
-    client = await site.client(request)
-    samples = await site.samples(request)
-    now_ms = time.time_ns() // 1_000_000
+    group, client, now_ms = visit.named("group"), visit.client, time.time_ns() // 1_000_000
     described = await _maybe_described(client, group)
+    members = described.members if described else ()
     cursors = await client.describe_cursors(group)
-    if not cursors and (described is None or not described.members):
+    if not cursors and not members:
         raise _no_cursors(group)
-    lags = await _measure(client, cursors, now_ms)
-    path = group_path(group)
-    names = {each.stream_id: each.stream for each in lags}
-    return site.page(
-        *(request, "group.html", f"Group {group}"),
-        path=path,
-        state=None if described is None else described.state,
-        members=make_members(described.members if described else (), names),
+    infos, reaches = await _find_streams(client, cursors)
+    unread = unread_offsets(cursors, reaches)
+    times = await client.append_times(unread, timeout_ms=limits.CONNECT_TIMEOUT_MS)
+    lags = measure_group(cursors, infos, reaches, times, now_ms)
+    chart = draw("Records behind", lag_series(group, lags, visit.samples()), now_ms, "")
+    return visit.page(
+        *("group.html", f"Group {group}"),
+        group_path=group_path(group),
+        described=described,
+        names={each.stream_id: each.stream or str(each.stream_id) for each in lags},
         holders=described.holders if described else {},
-        view=make_group(group, lags, samples, now_ms),
-        table=make_table(lags, LAG_COLUMNS, request.query_params, path),
+        records=sum(each.lag_records or 0 for each in lags),
+        longest_ms=longest_ms(lags),
+        committed_at_ms=max((each.committed_at_ms for each in lags), default=None),
+        chart=chart,
+        table=make_table(lags, LAG_COLUMNS, visit.query, visit.path),
     )
 
 
-async def ask_reset(request: Request) -> Response:
+def longest_ms(lags: Sequence[Lag]) -> int | None:
+    """Return the longest time behind a stream; None if the time of one is not known."""
+    ages_ms = [each.lag_ms for each in lags if each.lag_records]
+    return None if None in ages_ms else max(filter(None, ages_ms), default=0)
+
+
+def lag_series(group: str, lags: Sequence[Lag], samples: Samples) -> list[Series]:
+    """Return the lag over time of the streams that lag most, and of all if there are more."""
+    worst = sorted(lags, key=lambda each: each.lag_records or 0, reverse=True)
+    named = worst if len(worst) <= LINES_MAX else worst[: LINES_MAX - 1]
+    series = [
+        Series(
+            each.stream or str(each.stream_id),
+            [
+                (sample.at_ms, sample.records[group, each.stream_id])
+                for sample in samples.lags
+                if (group, each.stream_id) in sample.records
+            ],
+        )
+        for each in named
+    ]
+    if len(worst) > len(named):
+        sums = [(sample.at_ms, sample.by_group()) for sample in samples.lags]
+        points = [(at_ms, by_group[group]) for at_ms, by_group in sums if group in by_group]
+        series.append(Series("all streams", points))
+    return series
+
+
+async def ask_reset(visit: Visit) -> Response:
     """Show the form of a reset; with targets, what it would do."""
-    site, group = Site.of(request), request.path_params["group"]
-    client, query = await site.client(request), request.query_params
-    cursors = await _cursors(client, group)
-    infos, reaches = await _find_streams(client, cursors)
+    group, query, client = visit.named("group"), visit.query, visit.client
+    cursors, infos, reaches = await _existing(visit)
     fields = {
         int(name.removeprefix(_FIELD)): text
         for name, text in query.items()
@@ -100,17 +175,16 @@ async def ask_reset(request: Request) -> Response:
     }
     if "together" not in query and not fields:
         lags = measure_group(cursors, infos, reaches, {}, 0)
-        return site.page(
-            *(request, "group_reset.html", f"Move the cursors of group {group}"),
+        return visit.page(
+            *("group_reset.html", f"Move the cursors of group {group}"),
             group=group,
-            path=group_path(group),
+            group_path=group_path(group),
             lags=lags[:FIELDS_MAX],
             rest_count=max(len(lags) - FIELDS_MAX, 0),
         )
     targets = parse_targets(cursors, query.get("together", ""), fields)
     times = lookup_times(targets)
     found = await client.lookup_offsets(times, timeout_ms=_ANSWER_MS) if times else {}
-    rows = plan_reset(cursors, infos, reaches, targets, found)
     question = Question(
         title=f"Move the cursors of group {group}?",
         facts=[
@@ -120,17 +194,14 @@ async def ask_reset(request: Request) -> Response:
         button="Move the cursors",
         back=f"{group_path(group)}/reset",
     )
-    return await _ask_moves(request, rows, question)
+    return await _ask_moves(visit, plan_reset(cursors, infos, reaches, targets, found), question)
 
 
-async def ask_deletion(request: Request) -> Response:
+async def ask_deletion(visit: Visit) -> Response:
     """Show what it means to delete the cursors of a group, or that of one stream."""
-    group = request.path_params["group"]
-    client = await Site.of(request).client(request)
-    cursors = await _cursors(client, group)
-    infos, _ = await _find_streams(client, cursors)
-    stream_id = parse_count(request.query_params.get("stream", ""))
-    rows = plan_deletion(cursors, infos, [] if stream_id is None else [stream_id])
+    group = visit.named("group")
+    cursors, infos, _ = await _existing(visit)
+    stream_id = parse_count(visit.query.get("stream", ""))
     question = Question(
         title=f"Delete cursors of group {group}?",
         facts=["Its consumers then begin where their settings say, as those of a new group do."],
@@ -139,25 +210,13 @@ async def ask_deletion(request: Request) -> Response:
         typed=group,
         is_destructive=True,
     )
-    return await _ask_moves(request, rows, question)
+    rows = plan_deletion(cursors, infos, [] if stream_id is None else [stream_id])
+    return await _ask_moves(visit, rows, question)
 
 
-async def reset(request: Request) -> Response:
-    """Move the cursors as the preview showed it."""
-    fields = await Site.of(request).form(request)
-    return await _move(request, fields, "moved")
-
-
-async def delete(request: Request) -> Response:
-    """Delete the cursors that the preview showed."""
-    fields = await Site.of(request).form(request)
-    check_typed(request.path_params["group"], fields.get("typed", ""))
-    return await _move(request, fields, "deleted")
-
-
-async def _ask_moves(request: Request, rows: Sequence[MoveRow], question: Question) -> Response:
-    group = request.path_params["group"]
-    described = await _maybe_described(await Site.of(request).client(request), group)
+async def _ask_moves(visit: Visit, rows: Sequence[MoveRow], question: Question) -> Response:
+    group = visit.named("group")
+    described = await _maybe_described(visit.client, group)
     shown, rest = rows[:MOVES_MAX], len(rows) - MOVES_MAX
     moves = write_moves(shown)
     if not moves:
@@ -169,36 +228,34 @@ async def _ask_moves(request: Request, rows: Sequence[MoveRow], question: Questi
         more = f"{counted(rest, 'more cursor')}: confirm these first, then ask again."
         question = replace(question, facts=[*question.facts, more])
     question = replace(question, carried={"moves": moves})
-    return ask(request, question, "group_moves.html", rows=shown)
+    return visit.ask(question, "group_moves.html", rows=shown)
 
 
-async def _move(request: Request, fields: Mapping[str, str], verb: str) -> Response:
+async def reset(visit: Visit, fields: Mapping[str, str]) -> Done:
+    """Move the cursors as the preview showed it."""
+    return await _move(visit, fields, "moved")
+
+
+async def delete(visit: Visit, fields: Mapping[str, str]) -> Done:
+    """Delete the cursors that the preview showed."""
+    check_typed(visit.named("group"), fields.get("typed", ""))
+    return await _move(visit, fields, "deleted")
+
+
+async def _move(visit: Visit, fields: Mapping[str, str], verb: str) -> Done:
     """Commit the moves of a form, unless a cursor is no longer where the preview showed it."""
-    group = request.path_params["group"]
-    client = await Site.of(request).client(request)
+    group, client = visit.named("group"), visit.client
     moves = read_moves(fields.get("moves", ""))
-
-    async def commit() -> Done:
-        changed = find_changed(moves, await client.describe_cursors(group))
-        if changed:
-            raise RefusedError(
-                StatusCode.CONFLICT,
-                f"nothing was {verb}: {listed(changed, '; ')}. Look at a new preview",
-            )
-        await client.commit_cursors(group, {each.stream_id: each.new_offset for each in moves})
-        is_left = bool(await client.describe_cursors(group))
-        notice = f"{verb}: {counted(len(moves), 'cursor')} of group {group}"
-        return Done(group_path(group) if is_left else "/groups", (notice,))
-
-    return await act(request, fields, commit)
-
-
-async def _cursors(client: AsyncClient, group: str) -> list[CursorInfo]:
-    """Return the cursors of a group. Raises NotFoundError if it has none."""
-    cursors = await client.describe_cursors(group)
-    if not cursors:
-        raise _no_cursors(group)
-    return cursors
+    changed = find_changed(moves, await client.describe_cursors(group))
+    if changed:
+        raise RefusedError(
+            StatusCode.CONFLICT,
+            f"nothing was {verb}: {listed(changed, '; ')}. Look at a new preview",
+        )
+    await client.commit_cursors(group, {each.stream_id: each.new_offset for each in moves})
+    is_left = bool(await client.describe_cursors(group))
+    notice = f"{verb}: {counted(len(moves), 'cursor')} of group {group}"
+    return Done(group_path(group) if is_left else "/groups", (notice,))
 
 
 def _no_cursors(group: str) -> NotFoundError:
@@ -213,6 +270,16 @@ async def _maybe_described(client: AsyncClient, group: str) -> GroupDescription 
         return None
 
 
+async def _existing(
+    visit: Visit,
+) -> tuple[list[CursorInfo], dict[int, StreamInfo], dict[int, Reach]]:
+    """Return the cursors of a group and their streams. Raises NotFoundError without cursors."""
+    cursors = await visit.client.describe_cursors(visit.named("group"))
+    if not cursors:
+        raise _no_cursors(visit.named("group"))
+    return (cursors, *await _find_streams(visit.client, cursors))
+
+
 async def _find_streams(
     client: AsyncClient, cursors: Sequence[CursorInfo]
 ) -> tuple[dict[int, StreamInfo], dict[int, Reach]]:
@@ -222,18 +289,11 @@ async def _find_streams(
     return infos, await client.reach(dict.fromkeys(infos), timeout_ms=_ANSWER_MS, spared={})
 
 
-async def _measure(client: AsyncClient, cursors: Sequence[CursorInfo], now_ms: int) -> list[Lag]:
-    infos, reaches = await _find_streams(client, cursors)
-    unread = unread_offsets(cursors, reaches)
-    times = await client.append_times(unread, timeout_ms=limits.CONNECT_TIMEOUT_MS)
-    return measure_group(cursors, infos, reaches, times, now_ms)
-
-
 ROUTES: Final = (
-    Route("/groups", show_all, methods=["GET"]),
-    Route("/groups/{group}", show_one, methods=["GET"]),
-    Route("/groups/{group}/reset", ask_reset, methods=["GET"]),
-    Route("/groups/{group}/reset", reset, methods=["POST"]),
-    Route("/groups/{group}/delete", ask_deletion, methods=["GET"]),
-    Route("/groups/{group}/delete", delete, methods=["POST"]),
+    get("/groups", show_all),
+    get("/groups/{group}", show_one),
+    get("/groups/{group}/reset", ask_reset),
+    post("/groups/{group}/reset", reset),
+    get("/groups/{group}/delete", ask_deletion),
+    post("/groups/{group}/delete", delete),
 )

@@ -53,10 +53,12 @@ async def sign_in(request: Request) -> Response:
     if not is_token(token):
         return _form(request, target, "That is no token: a signed JSON Web Token is expected.")
     try:
-        subject = await site.verify(token)
+        subject = await site.callers.verify(token)
     except UnauthenticatedError as error:
         return _form(request, target, str(error))
-    response = site.done(_local(target))
+    # A path that begins with two slashes, or a backslash, leads to another site.
+    is_path = target.startswith("/") and not target.startswith(("//", "/\\"))
+    response = RedirectResponse(target if is_path and target.isprintable() else "/", 303)
     site.sessions.open(response, subject, token, is_secure=request.url.scheme == "https")
     return response
 
@@ -65,7 +67,7 @@ async def sign_out(request: Request) -> Response:
     """End the session."""
     site = Site.of(request)
     await site.form(request)
-    response = site.done(_PATH)
+    response = RedirectResponse(_PATH, status_code=303)
     site.sessions.end(request, response)
     return response
 
@@ -78,12 +80,6 @@ def _form(request: Request, target: str, failure: str | None = None) -> Response
         failure=failure,
         hours=SESSION_SECONDS // 3600,
     )
-
-
-def _local(target: str) -> str:
-    """Return a path of this site; another one would lead to a site of somebody else."""
-    is_path = target.startswith("/") and not target.startswith(("//", "/\\"))
-    return target if is_path and target.isprintable() else "/"
 
 
 ROUTES: Final = (

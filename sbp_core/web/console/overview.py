@@ -1,71 +1,75 @@
-"""The first page: rates, lag and disks, and what is wrong now."""
+"""The first page: health, throughput, consumer lag, the busiest streams, and disks."""
 
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from sbp_core.client import AsyncClient, ClusterInfo
-from sbp_core.errors import PermissionDeniedError, UnsupportedError
 from sbp_core.operating.samples import Samples
-from sbp_core.web.console.overview_view import make_disks, make_overview
-from sbp_core.web.console.problems_view import (
-    Problem,
-    cluster_problems,
-    driver_problems,
-    group_problems,
-    sampling_problems,
-    txn_problems,
-)
-from sbp_core.web.console.site import Site
-
-_PROBE_MS: Final = 1_000
+from sbp_core.web.console.charts import LINES_MAX, Chart, Series, draw
+from sbp_core.web.console.health import find_problems, maybe_cluster
+from sbp_core.web.console.site import Visit, get
 
 
-async def show(request: Request) -> Response:
+async def show(visit: Visit) -> Response:
     """Show the overview."""
-    site = Site.of(request)
-    client = await site.client(request)
-    samples = await site.samples(request)
-    now_ms = time.time_ns() / 1_000_000
-    cluster = await _maybe_cluster(client)
+    samples, now_ms = visit.samples(), time.time_ns() / 1_000_000
+    cluster = await maybe_cluster(visit.client)
     servers = [] if cluster is None else cluster.range_servers
-    return site.page(
-        *(request, "overview.html", "Overview"),
-        view=make_overview(samples, now_ms),
-        problems=await _find_problems(client, cluster, samples, now_ms),
+    disks = [each for each in servers if each.is_live and each.disk_free_bytes is not None]
+    return visit.page(
+        *("overview.html", "Overview"),
+        problems=await find_problems(visit.client, cluster, samples, now_ms),
         has_cluster=cluster is not None,
         live_count=sum(each.is_live for each in servers),
         server_count=sum(not each.is_retired for each in servers),
-        disks=make_disks(servers),
+        disks=sorted(disks, key=lambda each: each.disk_free_bytes or 0),
+        **summarize(samples, now_ms),
     )
 
 
-async def _maybe_cluster(client: AsyncClient) -> ClusterInfo | None:
-    """Return what is known of the servers; None if the caller may not see it."""
-    try:
-        return await client.describe_cluster()
-    except (PermissionDeniedError, UnsupportedError):
-        return None
+def summarize(samples: Samples, now_ms: float) -> dict[str, Any]:
+    """Return what was sampled, as the page shows it. None: not known yet.
+
+    `is_complete`: all streams are known; else there may be more records, and more lag.
+    """
+    ends, rates, byte_rates = samples.newest, samples.rates(), samples.byte_rates()
+    held = None
+    if ends is not None:
+        known = zip(ends.stream_ids.tolist(), ends.offsets.tolist(), strict=True)
+        held = sum(end - samples.starts.get(each, end) for each, end in known if end >= 0)
+    labels = {each.stream_id: each.label for each in samples.streams}
+    busiest = sorted(rates.items(), key=lambda each: each[1], reverse=True)[:LINES_MAX]
+    all_streams = Series("all streams", samples.rates_over_time())
+    return {
+        "stream_count": None if ends is None and not samples.streams else len(samples.streams),
+        "is_complete": ends is None or bool((ends.offsets >= 0).all()),
+        "record_count": held,
+        "rate": sum(rates.values()) if rates else None,
+        "byte_rate": sum(byte_rates.values()) if byte_rates else None,
+        "lag": sum(samples.lags[-1].records.values()) if samples.lags else None,
+        "rates": draw("Records per second", [all_streams], now_ms, "/s"),
+        "lags": draw_lags(samples, now_ms),
+        "busiest": [
+            (each, labels.get(each, str(each)), rate, byte_rates.get(each))
+            for each, rate in busiest
+            if rate > 0
+        ],
+    }
 
 
-async def _find_problems(
-    client: AsyncClient, cluster: ClusterInfo | None, samples: Samples, now_ms: float
-) -> list[Problem]:
-    names = {each.stream_id: each.label for each in samples.streams}
-    found = sampling_problems(samples, now_ms)
-    if cluster is not None:
-        drivers = await client.placement_drivers()
-        endpoints = [each.endpoint for each in drivers]
-        down = await client.probe(endpoints, timeout_ms=_PROBE_MS) if len(endpoints) > 1 else {}
-        found += cluster_problems(cluster) + driver_problems(drivers, down)
-        found += txn_problems(samples.stuck_txns or 0)
-    found += group_problems(samples.lags[-1] if samples.lags else None, names)
-    return found
+def draw_lags(samples: Samples, now_ms: float) -> Chart:
+    """Return the lag over time of the groups that are most behind now."""
+    newest = samples.lags[-1].by_group() if samples.lags else {}
+    worst = sorted(newest, key=newest.__getitem__, reverse=True)[:LINES_MAX]
+    sums = [(each.at_ms, each.by_group()) for each in samples.lags]
+    series = [
+        Series(group, [(at_ms, found[group]) for at_ms, found in sums if group in found])
+        for group in worst
+    ]
+    return draw("Records behind", series, now_ms, "")
 
 
-ROUTES: Final = (Route("/", show, methods=["GET"]),)
+ROUTES: Final = (get("/", show),)

@@ -1,105 +1,111 @@
-"""The servers of the cluster: who leads, what each has, and draining one."""
+"""The servers of the cluster: who leads, the load of each, and draining one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from sbp_core.client import AsyncClient, RangeServerInfo
+from sbp_core.client import RangeServerInfo
 from sbp_core.errors import NotFoundError
-from sbp_core.web.console.actions import Question, act, ask
-from sbp_core.web.console.problems_view import cluster_problems, driver_problems
-from sbp_core.web.console.servers_view import drain_consequences, driver_rows, server_rows
-from sbp_core.web.console.site import Site
+from sbp_core.web.console.health import PROBE_MS, cluster_problems, driver_problems
+from sbp_core.web.console.site import Question, Visit, get, post
 from sbp_core.web.console.submissions import Done
+from sbp_core.web.console.words import counted
 
 _PATH: Final = "/servers"
-_PROBE_MS: Final = 1_000
-"""A placement driver that does not answer a PING for this long is down."""
 
 
-async def show(request: Request) -> Response:
-    """Show the placement drivers and the range servers."""
-    site = Site.of(request)
-    client = await site.client(request)
-    cluster = await client.describe_cluster()
-    drivers = await client.placement_drivers()
-    endpoints = [each.endpoint for each in drivers]
-    down = await client.probe(endpoints, timeout_ms=_PROBE_MS)
-    return site.page(
-        *(request, "servers.html", "Servers"),
-        drivers=driver_rows(drivers, down),
-        servers=server_rows(cluster, shows_retired="all" in request.query_params),
+async def show(visit: Visit) -> Response:
+    """Show the placement drivers and the range servers; retired ones on demand."""
+    cluster = await visit.client.describe_cluster()
+    drivers = await visit.client.placement_drivers()
+    down = await visit.client.probe([each.endpoint for each in drivers], timeout_ms=PROBE_MS)
+    shows_retired = "all" in visit.query
+    return visit.page(
+        *("servers.html", "Servers"),
+        drivers=sorted(drivers, key=lambda each: (not each.is_leader, each.endpoint)),
+        down=down,
+        servers=[each for each in cluster.range_servers if shows_retired or not each.is_retired],
         problems=cluster_problems(cluster) + driver_problems(drivers, down),
     )
 
 
-async def ask_drain(request: Request) -> Response:
+async def ask_drain(visit: Visit) -> Response:
     """Show what a drain will do."""
-    client = await Site.of(request).client(request)
-    server = await _find(client, request)
-    others = [each for each in await client.range_servers() if each.server_id != server.server_id]
+    server = await _find(visit)
+    others = await visit.client.range_servers()
+    usable = sum(each.is_usable for each in others if each.server_id != server.server_id)
     question = Question(
         title=f"Drain range server {server.server_id} at {server.endpoint}?",
-        facts=drain_consequences(server, sum(each.is_usable for each in others)),
+        facts=drain_facts(server, usable),
         button="Drain it",
         back=_PATH,
     )
-    return ask(request, question)
+    return visit.ask(question)
 
 
-async def ask_cancel(request: Request) -> Response:
+async def ask_cancel(visit: Visit) -> Response:
     """Show what it means to cancel a drain."""
-    client = await Site.of(request).client(request)
-    server = await _find(client, request)
+    server = await _find(visit)
     question = Question(
         title=f"Cancel the drain of range server {server.server_id} at {server.endpoint}?",
         facts=["It can be given ranges again.", "Ranges that have moved do not come back."],
         button="Cancel the drain",
         back=_PATH,
     )
-    return ask(request, question)
+    return visit.ask(question)
 
 
-async def drain(request: Request) -> Response:
-    """Let a range server get no ranges any more."""
-    return await _change(request, is_cancelled=False)
+async def drain(visit: Visit, fields: Mapping[str, str]) -> Done:
+    """Give a range server no ranges any more."""
+    del fields
+    await visit.client.drain_servers([visit.named("server")])
+    return Done(_PATH, (f"range server {visit.named('server')} is draining",))
 
 
-async def cancel(request: Request) -> Response:
+async def cancel(visit: Visit, fields: Mapping[str, str]) -> Done:
     """Let a range server be given ranges again."""
-    return await _change(request, is_cancelled=True)
+    del fields
+    await visit.client.drain_servers([visit.named("server")], is_cancelled=True)
+    return Done(_PATH, (f"range server {visit.named('server')} can be given ranges again",))
 
 
-async def _change(request: Request, *, is_cancelled: bool) -> Response:
-    site, server_id = Site.of(request), request.path_params["server"]
-    fields = await site.form(request)
-    client = await site.client(request)
+def drain_facts(server: RangeServerInfo, other_count: int) -> list[str]:
+    """Return what a drain will do, a sentence each; ranges can go to `other_count` servers."""
+    moved = counted(server.open_ranges, "open range")
+    copied = counted(server.copied_by_drain, "sealed range")
+    said = [
+        "It gets no new ranges.",
+        f"{moved} there: sealed, and continued on other servers. Appends wait for less than 1 s.",
+        f"{copied} with other replicas: copied to other servers.",
+    ]
+    if server.unreplicated_ranges:
+        single = counted(server.unreplicated_ranges, "sealed range")
+        said.append(
+            f"{single} with one replica: not copied. Keep the server until they are trimmed."
+        )
+    if not other_count:
+        said.append(
+            "No other server can be given ranges now: until there is one, the drain waits, and no"
+            " stream can be created. Start another range server first."
+        )
+    return [*said, "The drain goes on by itself until it is done or cancelled."]
 
-    async def action() -> Done:
-        await client.drain_servers([server_id], is_cancelled=is_cancelled)
-        said = "can be given ranges again" if is_cancelled else "is draining"
-        return Done(_PATH, (f"range server {server_id} {said}",))
 
-    return await act(request, fields, action)
-
-
-async def _find(client: AsyncClient, request: Request) -> RangeServerInfo:
+async def _find(visit: Visit) -> RangeServerInfo:
     """Return the range server of a request. Raises NotFoundError."""
-    server_id = request.path_params["server"]
-    for each in await client.range_servers():
-        if each.server_id == server_id:
+    for each in await visit.client.range_servers():
+        if each.server_id == visit.named("server"):
             return each
-    raise NotFoundError.of(f"there is no range server {server_id}")
+    raise NotFoundError.of(f"there is no range server {visit.named('server')}")
 
 
 ROUTES: Final = (
-    Route(_PATH, show, methods=["GET"]),
-    Route(_PATH + "/{server:int}/drain", ask_drain, methods=["GET"]),
-    Route(_PATH + "/{server:int}/drain", drain, methods=["POST"]),
-    Route(_PATH + "/{server:int}/cancel-drain", ask_cancel, methods=["GET"]),
-    Route(_PATH + "/{server:int}/cancel-drain", cancel, methods=["POST"]),
+    get(_PATH, show),
+    get(_PATH + "/{server:int}/drain", ask_drain),
+    post(_PATH + "/{server:int}/drain", drain),
+    get(_PATH + "/{server:int}/cancel-drain", ask_cancel),
+    post(_PATH + "/{server:int}/cancel-drain", cancel),
 )

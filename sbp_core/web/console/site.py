@@ -1,12 +1,16 @@
-"""All that pages have in common: the client of the caller, the frame around a page, forms."""
+"""The frame of all pages: the client of the caller, templates, forms, and actions done once.
+
+A module of pages has `ROUTES`: `get(path, show)` for a page, `post(path, act)` for an action. Both
+get a `Visit`. An action has a page that asks, a `Question`, and a POST that acts once.
+"""
 
 from __future__ import annotations
 
 import hmac
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -14,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient, Connecting, RetryPolicy
@@ -22,7 +27,8 @@ from sbp_core.operating.samples import Samples
 from sbp_core.web.callers import Callers
 from sbp_core.web.console import words
 from sbp_core.web.console.sampling import Sampler
-from sbp_core.web.console.submissions import Submissions
+from sbp_core.web.console.submissions import Done, Submissions
+from sbp_core.web.console.tables import link_to
 from sbp_core.web.origins import check_same_site
 from sbp_core.web.sessions import COOKIE
 
@@ -30,24 +36,14 @@ FORM_BYTES_MAX: Final = 65_536
 _CSRF: Final = "csrf"
 _CALL_MS: Final = 10_000
 """How long a server may take for one answer; people do not wait longer for a page."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A page that all others lead to; `key` is pressed behind g."""
-
-    path: str
-    name: str
-    key: str
-
-
-PLACES: Final = (
-    Place("/", "Overview", "o"),
-    Place("/streams", "Streams", "s"),
-    Place("/groups", "Groups", "g"),
-    Place("/transactions", "Transactions", "t"),
-    Place("/servers", "Servers", "n"),
+PAGES: Final = (
+    ("/", "Overview", "o"),
+    ("/streams", "Streams", "s"),
+    ("/groups", "Groups", "g"),
+    ("/transactions", "Transactions", "t"),
+    ("/servers", "Servers", "n"),
 )
+"""The pages that all others lead to: path, name, and the key that is pressed behind g."""
 
 
 def make_client(endpoint: str, connecting: Connecting) -> AsyncClient:
@@ -62,9 +58,9 @@ class Site:
     def __init__(self, callers: Callers, sampler: Sampler, endpoint: str) -> None:
         assert callers.sessions is not None, "browsers sign in"
         self.sessions = callers.sessions
+        self.callers = callers
+        self.sampler = sampler
         self.submissions = Submissions()
-        self._callers = callers
-        self._sampler = sampler
         self._endpoint = endpoint
         self._secret = secrets.token_bytes(32)
         self._templates = Environment(
@@ -83,36 +79,24 @@ class Site:
         assert isinstance(site, Site)
         return site
 
-    async def client(self, request: Request) -> AsyncClient:
-        """Return the client that acts for the caller. Raises UnauthenticatedError without one."""
-        return await self._callers.client(request)
-
-    async def verify(self, token: bytes) -> str:
-        """Return the subject of a token. Raises UnauthenticatedError if the cluster refuses it."""
-        return await self._callers.verify(token)
-
-    async def samples(self, request: Request) -> Samples:
-        """Return what was sampled for the caller, and go on with it while somebody looks."""
-        return self._sampler.look(await self.client(request))
-
     def page(
         self, request: Request, template: str, title: str, *, status: int = 200, **values: object
     ) -> Response:
         """Return a page: a template within the frame, with `values`."""
-        path = request.url.path
-        place = next((each.path for each in PLACES[1:] if path.startswith(each.path)), "/")
+        path, query = request.url.path, request.query_params
         shown: dict[str, Any] = {
             "title": title,
-            "place": place,
-            "places": PLACES,
+            "path": path,
+            "place": next((each for each, *_ in PAGES[1:] if path.startswith(each)), "/"),
+            "places": PAGES,
             "endpoint": self._endpoint,
             "is_signed_in": self.sessions.maybe_token(request) is not None,
             "csrf": Markup('<input type="hidden" name="{}" value="{}">').format(
                 _CSRF, self._csrf(request)
             ),
             "now_ms": time.time_ns() // 1_000_000,
-            "query": dict(request.query_params),
-            "notice": self.submissions.maybe_notice(request.query_params.get("done", "")),
+            "query": dict(query),
+            "notice": self.submissions.maybe_notice(query.get("done", "")),
             **values,
         }
         return HTMLResponse(self._templates.get_template(template).render(shown), status)
@@ -144,11 +128,106 @@ class Site:
             )
         return fields
 
-    def done(self, path: str) -> Response:
-        """Return the answer to a form whose action is done: the page at `path` follows."""
-        return RedirectResponse(path, status_code=303)
-
     def _csrf(self, request: Request) -> str:
         """Return what forms of a session have, and those of other sessions have not."""
         session = request.cookies.get(COOKIE, "")
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The content of the page before an action.
+
+    `facts` are the effects, a sentence each; `button` is the verb, None if nothing can be done.
+    `carried` are the values that the POST gets back; it goes to the path of the question. `typed`
+    is a name to be typed, if there is one. Cancel leads to `back`. An action that
+    `is_destructive` cannot be undone.
+    """
+
+    title: str
+    facts: Sequence[str]
+    button: str | None
+    back: str
+    carried: Mapping[str, str] = field(default_factory=dict)
+    typed: str | None = None
+    is_destructive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a form whose next page is a preview."""
+
+    name: str
+    label: str
+    value: str = ""
+    is_required: bool = True
+    is_long: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request for a page, and the client that acts for the caller."""
+
+    request: Request
+    client: AsyncClient
+
+    @classmethod
+    async def of(cls, request: Request) -> Visit:
+        """Return the visit. Raises UnauthenticatedError if the caller has to sign in."""
+        return cls(request, await Site.of(request).callers.client(request))
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The query of the address."""
+        return self.request.query_params
+
+    @property
+    def path(self) -> str:
+        """The path of the address."""
+        return self.request.url.path
+
+    def named(self, name: str) -> Any:
+        """Return a part of the path, by its name in the route."""
+        return self.request.path_params[name]
+
+    def samples(self) -> Samples:
+        """Return what was sampled for the caller, and go on with it while somebody looks."""
+        return Site.of(self.request).sampler.look(self.client)
+
+    def page(self, template: str, title: str, *, status: int = 200, **values: object) -> Response:
+        """Return a page: a template within the frame, with `values`."""
+        return Site.of(self.request).page(self.request, template, title, status=status, **values)
+
+    def form(self, title: str, fields: Sequence[Field], back: str, note: str = "") -> Response:
+        """Return the page of a form, which leads to a preview at the same path."""
+        return self.page("form.html", title, fields=fields, back=back, note=note)
+
+    def ask(self, question: Question, template: str = "ask.html", **values: Any) -> Response:
+        """Return the page of a question; a template that extends ask.html may show more of it."""
+        key = Submissions.new_key()
+        return self.page(template, question.title, question=question, key=key, **values)
+
+
+def get(path: str, show: Callable[[Visit], Awaitable[Response]]) -> Route:
+    """Return the route of a page."""
+
+    async def answer(request: Request) -> Response:
+        return await show(await Visit.of(request))
+
+    return Route(path, answer, methods=["GET"])
+
+
+def post(path: str, act: Callable[[Visit, Mapping[str, str]], Awaitable[Done]]) -> Route:
+    """Return the route of an action, which is done once for each form; a page follows.
+
+    The cluster decides whether the caller may do it: its refusal is shown as it is.
+    """
+
+    async def answer(request: Request) -> Response:
+        site = Site.of(request)
+        fields = await site.form(request)
+        visit, key = await Visit.of(request), fields.get("key", "")
+        done = await site.submissions.once(key, lambda: act(visit, fields))
+        return RedirectResponse(link_to(done.path, {"done": key}), status_code=303)
+
+    return Route(path, answer, methods=["POST"])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from sbp_core import wording
-from sbp_core.quantities import round_size
+from sbp_core.client import StreamInfo
+from sbp_core.quantities import round_size, show_retention
 
 _SHORT: Final = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
 UNKNOWN: Final = "unknown"
+_NAMED_MAX: Final = 10
+"""Streams that are named in a list; the others are counted."""
 
 
 def count_text(value: float | None) -> str:
@@ -43,6 +46,11 @@ def size_text(size_bytes: int | None) -> str:
     return UNKNOWN if size_bytes is None else round_size(size_bytes)
 
 
+def byte_rate_text(value: float | None) -> str:
+    """Return bytes per second."""
+    return UNKNOWN if value is None else f"{round_size(int(value))}/s"
+
+
 def duration_text(duration_ms: float | None) -> str:
     """Return a time such as 0:01:30, or in days."""
     if duration_ms is None:
@@ -53,10 +61,34 @@ def duration_text(duration_ms: float | None) -> str:
         return f"{int(duration_ms) // 1000} s"
 
 
+def moment_text(time_ms: int) -> str:
+    """Return a time, ms since 1970 UTC, to the second."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return f"{time_ms} ms"
+
+
+def retention_text(info: StreamInfo) -> str:
+    """Return how long, and how much of, a stream is kept."""
+    return show_retention(info.retention_period_ms, info.retention_bytes)
+
+
+def streams_text(stream_ids: Sequence[int], names: Mapping[int, str]) -> str:
+    """Return the names of streams, or ids of those whose names are not known; some are counted."""
+    shown = [names.get(each) or str(each) for each in stream_ids[:_NAMED_MAX]]
+    rest = len(stream_ids) - len(shown)
+    return (", ".join(shown) or "-") + (f" and {rest} more" if rest else "")
+
+
 FILTERS: Final[dict[str, Callable[..., str]]] = {
     "count": count_text,
     "counted": counted,
     "rate": rate_text,
     "size": size_text,
+    "byte_rate": byte_rate_text,
     "duration": duration_text,
+    "moment": moment_text,
+    "retention": retention_text,
+    "streams": streams_text,
 }

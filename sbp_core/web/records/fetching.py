@@ -77,7 +77,12 @@ async def wait_for_records(client: AsyncClient, stream_id: int, offset: int, wai
 
 
 async def fetch_records(
-    client: AsyncClient, decoder: StreamDecoder, stream_id: int, end: int | None
+    client: AsyncClient,
+    decoder: StreamDecoder,
+    stream_id: int,
+    end: int | None,
+    *,
+    wait_ms: int = FETCH_WAIT_MS,
 ) -> list[Records]:
     """Return the next records, about a MiB as they are stored; none if there are none in time.
 
@@ -85,7 +90,7 @@ async def fetch_records(
     """
     item = FetchItem(stream_id, decoder.next_offset, end, limits.FETCH_BATCH_BYTES_DEFAULT)
     found: list[Records] = []
-    async for outcome in client.fetch([item], max_wait_ms=FETCH_WAIT_MS):
+    async for outcome in client.fetch([item], max_wait_ms=wait_ms):
         if outcome.error is not None:
             raise outcome.error
         for envelope in decoder.wanted(outcome.payload):

@@ -1,4 +1,4 @@
-"""Reading the records of a page: from an offset on, those that fit a filter, within bounds."""
+"""The search for the records of a page: from an offset on, with a filter, within bounds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from sbp_core import limits
-from sbp_core.client import AsyncClient, FetchItem, SchemaVersion, StreamInfo
+from sbp_core.client import AsyncClient, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, DamagedBatchError, SbpError
 from sbp_core.quantities import quoted
-from sbp_core.records import split_envelopes
 from sbp_core.records.stream_decoder import Records, StreamDecoder
+from sbp_core.web.records.fetching import fetch_records
 from sbp_core.wording import listed
 
 SEARCH_SECONDS: Final = 5.0
@@ -146,48 +146,35 @@ class Search:
         """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + SEARCH_SECONDS
-        read_bytes = 0
-        while self._left and not self._decoder.is_done:
+        read_bytes, (start, end), decoder = 0, self._span, self._decoder
+        while self._left and not decoder.is_done:
             if read_bytes >= self._bytes_max or loop.time() > give_up_at:
                 break
             try:
-                payload = await self._fetch(client)
+                batches = await fetch_records(
+                    client, decoder, self._info.stream_id, end, wait_ms=_WAIT_MS
+                )
+            except DamagedBatchError as error:  # the search goes on behind it
+                self._found.faults.append(str(error))
+                self._found.end = decoder.next_offset = error.end_offset
+                continue
             except SbpError as error:
-                if self._found.end == self._span[0]:
+                if self._found.end == start:
                     raise
                 self._found.faults.append(str(error))
                 break
-            if not payload:
+            if not batches:
                 break
-            read_bytes += len(payload)
-            await asyncio.to_thread(self._decode, payload)
+            read_bytes += sum(each.rows.nbytes for each in batches)
+            await asyncio.to_thread(self._choose, batches)
         return self._found
 
-    async def _fetch(self, client: AsyncClient) -> memoryview:
-        """Return the next batches, whose schemas the decoder knows."""
-        stream_id, offset = self._info.stream_id, self._decoder.next_offset
-        item = FetchItem(stream_id, offset, self._span[1], limits.FETCH_BATCH_BYTES_DEFAULT)
-        (outcome,) = [each async for each in client.fetch([item], max_wait_ms=_WAIT_MS)]
-        if outcome.error is not None:
-            raise outcome.error
-        if any(map(self._decoder.lacks_schema, split_envelopes(outcome.payload))):
-            versions = await client.describe_schemas([stream_id])
-            self._decoder.learn(each.schema for each in versions[stream_id])
-        return outcome.payload
-
-    def _decode(self, payload: memoryview) -> None:
-        """Add the records of batches that fit."""
-        for envelope in split_envelopes(payload):
-            if self._decoder.is_done or not self._left:
-                break
-            try:
-                decoded = self._decoder.decode(envelope)
-            except DamagedBatchError as error:
-                self._found.faults.append(str(error))
-                self._found.end = self._decoder.next_offset = error.end_offset
-                continue
-            label = self._info.label
-            piece, self._found.end = _choose(decoded, self._wanted, self._left, label)
+    def _choose(self, batches: Sequence[Records]) -> None:
+        """Add the records that fit."""
+        for each in batches:
+            if not self._left:
+                return
+            piece, self._found.end = _choose(each, self._wanted, self._left, self._info.label)
             if piece.records:
                 self._found.pieces.append(piece)
                 self._left -= len(piece.records)

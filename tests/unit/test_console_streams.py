@@ -15,15 +15,8 @@ from sbp_core.client import (
     UnavailableRange,
 )
 from sbp_core.errors import ConfigurationError, ConnectError
-from sbp_core.web.console.stream_actions_view import (
-    StreamForm,
-    check_is_new,
-    creation_facts,
-    deletion_facts,
-    maybe_refusal,
-    trim_facts,
-    update_facts,
-)
+from sbp_core.web.console.stream import deletion_facts, trim_facts, update_facts
+from sbp_core.web.console.streams import StreamForm, check_is_new, creation_facts, maybe_refusal
 
 DAY_MS = 86_400_000
 INFO = StreamInfo(5, "orders", 3, 7 * DAY_MS, 0, 2**30, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sbp_core import limits
 from sbp_core.client import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.operating.samples import Ends, Lags, Samples
-from sbp_core.web.console.problems_view import (
+from sbp_core.web.console.health import (
     Severity,
     cluster_problems,
     driver_problems,
