@@ -60,8 +60,8 @@ def accept(folder: str, *, is_json: bool) -> int:
 
 def move(folder: str, url: str, *, is_json: bool) -> int:
     """Copy the metadata in a folder to a database."""
-    from sbp_core.pd.metadata.moving import move_to_database
     from sbp_core.pd.metadata.postgresql import shown_url
+    from sbp_core.pd.metadata.postgresql_offline import move_to_database
 
     if not is_shared(url):
         raise ConfigurationError(f"--to {url}: expected postgresql://USER@HOST:PORT/DATABASE")
@@ -78,7 +78,7 @@ def move(folder: str, url: str, *, is_json: bool) -> int:
 
 def _check_database(url: str, *, is_json: bool) -> int:
     from sbp_core.pd.metadata.postgresql import shown_url
-    from sbp_core.pd.metadata.postgresql_inspection import check_database
+    from sbp_core.pd.metadata.postgresql_offline import check_database
 
     report = check_database(url)
     commit, leader, row_count = report.commit, report.leader, sum(report.row_counts.values())
@@ -107,7 +107,7 @@ def _check_database(url: str, *, is_json: bool) -> int:
 
 def _accept_database(url: str, *, is_json: bool) -> int:
     from sbp_core.pd.metadata.postgresql import shown_url
-    from sbp_core.pd.metadata.postgresql_inspection import accept_database
+    from sbp_core.pd.metadata.postgresql_offline import accept_database
 
     lost_after = accept_database(url)
     output.write_result(

@@ -254,7 +254,7 @@ MORE_TABLES = (
 def contents(store):
     """All that the store says, but of its own starts."""
     rows = {
-        table: store._database.query(text(f"SELECT * FROM {table}"))
+        table: store.database.query(text(f"SELECT * FROM {table}"))
         for table in TABLES + MORE_TABLES
     }
     named = store.streams_by_name([f"stream-{number}" for number in range(40)])
@@ -290,7 +290,7 @@ def failing_disk(store):
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
         raise error
 
-    engine = store._database._connection.engine
+    engine = store.database._connection.engine
     event.listen(engine, "do_execute", fail)
     yield
     event.remove(engine, "do_execute", fail)

@@ -127,8 +127,8 @@ def test_a_commit_that_fails_leaves_the_checksums_right(tmp_path):
     fill(store)
 
     def fail():
-        with store._database.transaction():
-            store._database.change(delete(streams))
+        with store.database.transaction():
+            store.database.change(delete(streams))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -142,7 +142,7 @@ def test_a_commit_that_fails_leaves_the_checksums_right(tmp_path):
 def test_a_change_outside_of_a_transaction_is_refused(tmp_path):
     store = open_store(tmp_path)
     with pytest.raises(RuntimeError, match="not part of a transaction"):
-        store._database.change(update(cluster), revision=5)
+        store.database.change(update(cluster), revision=5)
     store.close()
     open_store(tmp_path).close()
 
@@ -205,18 +205,18 @@ def test_rows_that_a_cascade_deletes_are_counted_out(tmp_path):
     store.delete_streams(ids)
     tables = ("streams", "ranges", "replicas", "cursors", "schemas", "writers", "txn_parts")
     for table in (*tables, "stream_properties"):
-        assert store._database.count(table) == 0
+        assert store.database.count(table) == 0
     store.close()
     open_store(tmp_path).close()
 
 
 def test_a_commit_that_is_not_known_here_stops_the_store_and_its_next_start(tmp_path):
     store = open_store(tmp_path)
-    store.check_history(store.last_commit)
-    store.check_history(CommitId())
+    store.database.check_history(store.last_commit)
+    store.database.check_history(CommitId())
     claimed = CommitId(store.last_commit.number + 1, store.last_commit.life_id)
     with pytest.raises(StatusError, match=f"knows {claimed}"):
-        store.check_history(claimed)
+        store.database.check_history(claimed)
     with pytest.raises(StatusError, match="an older copy, or of another cluster"):
         store.revision()
     store.close()

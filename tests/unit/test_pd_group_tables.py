@@ -45,14 +45,14 @@ def test_a_group_is_as_it_was_stored_also_after_a_crash(home):
 def test_a_member_sees_its_part_of_a_group_and_changes_that_of_its_heir(store):
     streams = create(store, "a", "b")
     group = joined(store, streams, member("m", "*"), member("n", "*"))
-    part = store.groups.maybe_of_member(GROUP, "m")
+    part = store.groups.maybe_group(GROUP, "m")
     assert part.members.keys() == {"m"}
     assert part.holdings == group.holdings
     after = part.after_heartbeat("m", part.generation, part.assigned("m"))
     store.groups.change(GROUP, part, after)
     assert store.groups.maybe_group(GROUP) == Group(103, group.members, after.holdings)
-    assert store.groups.maybe_of_member(GROUP, "n").assigned("n") == [streams[1]]
-    assert store.groups.maybe_of_member(GROUP, "nobody").members == {}
+    assert store.groups.maybe_group(GROUP, "n").assigned("n") == [streams[1]]
+    assert store.groups.maybe_group(GROUP, "nobody").members == {}
 
 
 def test_groups_with_members_are_listed_among_those_with_cursors(store):
@@ -77,7 +77,7 @@ def test_a_group_without_members_is_gone(store):
     store.groups.change(GROUP, group, group.without_members(["m"], {}))
     assert store.groups.names() == []
     assert not store.groups.has_members(GROUP)
-    assert store.groups.maybe_group(GROUP) is store.groups.maybe_of_member(GROUP, "m") is None
+    assert store.groups.maybe_group(GROUP) is store.groups.maybe_group(GROUP, "m") is None
     assert store.capacity.counts()["group_members"][0] == 0
 
 

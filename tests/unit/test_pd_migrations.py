@@ -59,7 +59,7 @@ def test_a_store_that_a_release_before_wrote_is_brought_up_to_date(tmp_path, ver
     assert found == others
     left_out = {"cluster": None, "grants": None}
     assert rows | left_out == expected_rows | left_out
-    assert store.has_commit(known)
+    assert store.database.has_commit(known)
     assert store.last_commit.number > known.number
     (more,) = create(store, "more")
     store.close()

@@ -75,7 +75,7 @@ def test_a_commit_of_the_lost_time_stops_the_store_until_it_is_accepted(tmp_path
     lost = put_back(tmp_path, is_hot=is_hot)
     store = open_store(tmp_path / "data")
     with pytest.raises(StatusError, match=f"knows {lost}") as refused:
-        store.check_history(lost)
+        store.database.check_history(lost)
     assert refused.value.code == StatusCode.PD_INTERNAL
     with pytest.raises(StatusError, match="sbp pd accept"):
         create(store, "c")
@@ -87,14 +87,16 @@ def test_a_commit_of_the_lost_time_stops_the_store_until_it_is_accepted(tmp_path
     assert main(["pd", "accept", str(tmp_path / "data")]) == 0
     assert main(["pd", "check", str(tmp_path / "data")]) == 0
     store = open_store(tmp_path / "data")
-    store.check_history(lost)
+    store.database.check_history(lost)
     (c,) = create(store, "c")
     assert c > 2
     assert 2 < store.servers.allocate_id() < 2**31
     assert store.revision() > 1 << 40
     assert [each.name for each in store.streams_after(-1, 10)] == ["a", "c"]
     with pytest.raises(StatusError, match="knows commit"):
-        store.check_history(CommitId(store.last_commit.number + 1, store.last_commit.life_id))
+        store.database.check_history(
+            CommitId(store.last_commit.number + 1, store.last_commit.life_id)
+        )
     store.close()
 
 
@@ -120,7 +122,7 @@ def test_the_right_store_brought_back_is_good_again(tmp_path):
     shutil.copytree(data, tmp_path / "older")
     store = open_store(data)
     with pytest.raises(StatusError):
-        store.check_history(lost)
+        store.database.check_history(lost)
     store.close()
     assert main(["pd", "check", str(data)]) == 1
     shutil.rmtree(data)

@@ -3,7 +3,7 @@
 import pytest
 
 from sbp_core.log.states.writer_states import NO_WRITERS
-from sbp_core.pd.metadata.restores import Restore
+from sbp_core.pd.metadata.servers import Restore
 from sbp_core.pd.model import NewStream, RangeRecord, SchemaRecord, StreamRecord
 from sbp_core.pd.txns.transactions import Decided, Manifest
 

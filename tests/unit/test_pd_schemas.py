@@ -91,7 +91,7 @@ def test_the_store_takes_all_or_none(store, stream_id):
         with pytest.raises(StatusError, match="constraint"):
             store.schemas.register([record(stream_id, 2, SECOND), broken])
         assert store.schemas.maybe_newest(stream_id).version == 1
-    assert store.maybe_failure is None
+    assert store.database.failure is None
 
 
 @pytest.mark.parametrize(

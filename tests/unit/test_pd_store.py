@@ -45,7 +45,7 @@ def test_a_batch_that_fails_leaves_nothing(store):
 
 
 def test_a_transaction_in_which_a_statement_failed_is_not_committed(store):
-    database = store._database
+    database = store.database
 
     def go_on_after_an_error():
         with database.transaction():
@@ -105,7 +105,7 @@ def test_files_are_private(tmp_path):
 def test_durability_is_on(tmp_path):
     store = open_store(tmp_path)
     pragma = {
-        name: store._database.query(text(f"PRAGMA {name}"))[0][0]
+        name: store.database.query(text(f"PRAGMA {name}"))[0][0]
         for name in ("journal_mode", "synchronous", "foreign_keys", "locking_mode")
     }
     store.close()
@@ -193,12 +193,12 @@ def test_after_a_broken_file_nothing_more_is_served(tmp_path):
 def test_a_full_disk_is_survived(tmp_path):
     store = open_store(tmp_path)
     create(store, "a")
-    ((pages,),) = store._database.query(text("PRAGMA page_count"))
-    store._database.query(text(f"PRAGMA max_page_count = {pages}"))
+    ((pages,),) = store.database.query(text("PRAGMA page_count"))
+    store.database.query(text(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(StatusError, match="full"):
         store.create_streams([new("n" * 200 + str(index)) for index in range(1000)], 0)
     assert len(store.streams_after(-1, 10)) == 1
-    store._database.query(text("PRAGMA max_page_count = 1000000"))
+    store.database.query(text("PRAGMA max_page_count = 1000000"))
     create(store, "b")
     store.close()
 

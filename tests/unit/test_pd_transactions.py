@@ -195,14 +195,14 @@ def test_few_rows_are_looked_at(tmp_path):
     """Neither to tell what is known of a producer, nor to forget those of one batch."""
     store = open_store(tmp_path)
     asked = []
-    store._database._file.set_trace_callback(asked.append)
+    store.database._file.set_trace_callback(asked.append)
     store.transactions.txns_after(-1, 10, "p")
     commit(store.transactions, 1)
-    store._database._file.set_trace_callback(None)
+    store.database._file.set_trace_callback(None)
     plans = []
     for statement in asked:
         if "FROM txns" in statement and not statement.startswith("--"):
-            rows = store._database._file.execute(f"EXPLAIN QUERY PLAN {statement}")
+            rows = store.database._file.execute(f"EXPLAIN QUERY PLAN {statement}")
             plans += [row[3] for row in rows]
     store.close()
     assert any("(producer=?)" in plan for plan in plans), plans

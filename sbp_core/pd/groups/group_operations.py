@@ -112,7 +112,7 @@ class GroupOperations:
 
         Raises PermissionDeniedError for a member of another identity.
         """
-        check_owner(store.groups.maybe_of_member(name, member_id), member_id, subject)
+        check_owner(store.groups.maybe_group(name, member_id), member_id, subject)
         if self._remove(store, name, [member_id]):
             _LOG.info("group member left group=%s member=%s", name, shown(member_id))
 
@@ -210,7 +210,7 @@ def part_of(
 
     Raises MemberUnknownError, and PermissionDeniedError for a member of another identity.
     """
-    group = store.groups.maybe_of_member(name, member_id) or Group(generation)
+    group = store.groups.maybe_group(name, member_id) or Group(generation)
     check_owner(group, member_id, subject)
     group.member(member_id, generation)
     return group

@@ -4,6 +4,10 @@ SQLite has checksums in its write-ahead log only. So each table has a stored gen
 `checksum`: SQLite calls `row_checksum` for each row that it writes, whatever the statement. The row
 of `last_commit` has, as JSON, a hash of the declarations of all tables, and how many rows each has:
 so a row that is lost is noticed, too.
+
+Files of versions 11 to 15 are checked before they are migrated. The one row of their table
+`content` has the number of the last commit and, for each table, the number of its rows and the sum
+of their hashes modulo 2**128, as JSON with a checksum of its own.
 """
 
 from __future__ import annotations
@@ -19,15 +23,21 @@ UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 """Errors of reading a damaged file: the text of an error of SQLite may come from the file."""
 
 _CHECKSUM_BYTES: Final = 8
+_SUM_BYTES: Final = 16
+_CHECKSUMS_SINCE: Final = 16
+"""The version whose rows have checksums."""
 _LAST_COMMIT: Final = "last_commit"
 _CLAUSE: Final = re.compile(r"checksum BLOB AS \(row_checksum\([^)]*\)\) STORED, ")
 
 
 def row_checksum(*values: Any) -> bytes:
     """Return the checksum of (name of the table, columns ...)."""
+    return _hash(values, _CHECKSUM_BYTES)
+
+
+def _hash(row: tuple[object, ...], size: int) -> bytes:
     # ascii() of a tuple is a canonical form of integers, strings, bytes and None.
-    row = ascii(values).encode("ascii")
-    return blake2b(row, digest_size=_CHECKSUM_BYTES).digest()
+    return blake2b(ascii(row).encode("ascii"), digest_size=size).digest()
 
 
 def declare_checksums(file: sqlite3.Connection) -> None:
@@ -84,8 +94,12 @@ def schema_hash(file: sqlite3.Connection) -> str:
     return row_checksum(*rows).hex()
 
 
-def find_content_faults(file: sqlite3.Connection) -> list[str]:
+def find_content_faults(file: sqlite3.Connection, version: int) -> list[str]:
     """Read every row; return what is not as it was committed, in words."""
+    return _find_faults(file) if version >= _CHECKSUMS_SINCE else _find_faults_of_sums(file)
+
+
+def _find_faults(file: sqlite3.Connection) -> list[str]:
     faults, counts = [], {}
     for name, _ in _tables(file):
         try:
@@ -134,3 +148,35 @@ def _count(file: sqlite3.Connection, table: str) -> tuple[int, int]:
         f'SELECT count(*), count(*) FILTER (WHERE {is_damaged}) FROM "{table}" NOT INDEXED'  # noqa: S608 - names of ours
     )
     return count, damaged_count
+
+
+def _find_faults_of_sums(file: sqlite3.Connection) -> list[str]:
+    try:
+        rows = file.execute("SELECT commit_number, sums, checksum FROM content").fetchall()
+    except UNREADABLE as error:
+        return [f"table content: {error}"]
+    if len(rows) != 1 or _hash(rows[0][:2], _SUM_BYTES) != rows[0][2]:
+        return ["table content: its row is damaged or missing"]
+    names = [name for name, _ in _tables(file) if name != "content"]
+    found = {name: _sum_of(file, name, f'SELECT * FROM "{name}" NOT INDEXED') for name in names}  # noqa: S608 - names of ours
+    found["sqlite_schema"] = _sum_of(
+        file, "sqlite_schema", "SELECT type, name, tbl_name, sql FROM sqlite_master"
+    )
+    committed = json.loads(rows[0][1])
+    return [
+        f"table {table}: it is not as it was committed"
+        for table in sorted(found.keys() | committed.keys())
+        if found.get(table) != committed.get(table)
+    ]
+
+
+def _sum_of(file: sqlite3.Connection, table: str, rows: str) -> list[int | str] | None:
+    """Return the number of rows of a table, and the sum of their hashes; None if unreadable."""
+    count = total = 0
+    try:
+        for row in file.execute(rows):
+            count += 1
+            total += int.from_bytes(_hash((table, *row), _SUM_BYTES), "big")
+    except UNREADABLE:
+        return None
+    return [count, f"{total % (1 << 8 * _SUM_BYTES):x}"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import bindparam, delete, func, select
+from sqlalchemy import bindparam, func, select
 
-from sbp_core.pd.metadata.database import Database, Put
+from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.tables import COUNT_MAX, cursors, streams
 from sbp_core.pd.model import (
     NO_CURSOR,
@@ -17,17 +17,6 @@ from sbp_core.pd.model import (
     GroupRecord,
 )
 
-_IS_OF_GROUP: Final = cursors.c.group_name == bindparam("group_name")
-_IS_OF_STREAM: Final = cursors.c.stream_id == bindparam("stream_id")
-_OF_GROUP: Final = select(
-    cursors.c.stream_id, cursors.c.next_offset, cursors.c.committed_at_ms
-).where(_IS_OF_GROUP)
-_OF_STREAM: Final = _OF_GROUP.where(_IS_OF_STREAM)
-_AFTER: Final = (
-    _OF_GROUP.where(cursors.c.stream_id > bindparam("after"))
-    .order_by(cursors.c.stream_id)
-    .limit(COUNT_MAX)
-)
 _GROUPS_AFTER: Final = (
     select(cursors.c.group_name, func.max(cursors.c.committed_at_ms))
     .where(cursors.c.group_name > bindparam("after"))
@@ -41,9 +30,6 @@ _LATEST: Final = (
     .order_by(cursors.c.committed_at_ms.desc())
     .limit(COUNT_MAX)
 )
-_PUT: Final = Put(cursors)
-_DELETE: Final = delete(cursors).where(_IS_OF_GROUP, _IS_OF_STREAM)
-_STREAM: Final = select(streams.c.stream_id).where(streams.c.stream_id == bindparam("stream_id"))
 
 
 class CursorTable:
@@ -51,28 +37,27 @@ class CursorTable:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._query = database.query
 
     def commit(
-        self, group: str, cursors: Iterable[CursorChange], committed_at_ms: int
+        self, group: str, changes: Iterable[CursorChange], committed_at_ms: int
     ) -> list[bool | CursorMismatch]:
         """Set a group's cursors in this order; False where there is no stream to set one of."""
         with self._database.transaction():
-            return [self._commit(group, each, committed_at_ms) for each in cursors]
+            return [self._commit(group, each, committed_at_ms) for each in changes]
 
     def of_streams(self, group: str, stream_ids: Sequence[int]) -> list[CursorRecord | None]:
         """Return a group's cursors in the order asked for; None where there is none."""
-        found = (self._query(_OF_STREAM, group_name=group, stream_id=each) for each in stream_ids)
-        return [CursorRecord(*rows[0]) if rows else None for rows in found]
+        found = (self._maybe_cursor(group, each) for each in stream_ids)
+        return [row and CursorRecord(*row[1:]) for row in found]
 
     def after(self, group: str, stream_id: int, count_max: int) -> list[CursorRecord]:
         """Return up to `count_max` cursors of a group beyond a stream id, by id."""
-        rows = self._query(_AFTER, group_name=group, after=stream_id, count_max=count_max)
-        return [CursorRecord(*row) for row in rows]
+        rows = self._database.page(cursors, (stream_id,), count_max, group_name=group)
+        return [CursorRecord(*row[1:]) for row in rows]
 
     def groups_after(self, group: str, count_max: int) -> list[GroupRecord]:
         """Return up to `count_max` groups whose names come after `group`, by name."""
-        rows = self._query(_GROUPS_AFTER, after=group, count_max=count_max)
+        rows = self._database.query(_GROUPS_AFTER, after=group, count_max=count_max)
         return [GroupRecord(*row) for row in rows]
 
     def latest(self, count_max: int) -> list[tuple[str, int, str, int]]:
@@ -80,27 +65,24 @@ class CursorTable:
 
         (group, stream id, name of the stream, next offset) each.
         """
-        return [(*row,) for row in self._query(_LATEST, count_max=count_max)]
+        return [(*row,) for row in self._database.query(_LATEST, count_max=count_max)]
+
+    def _maybe_cursor(self, group: str, stream_id: int) -> Any:
+        return self._database.maybe_row(cursors, group_name=group, stream_id=stream_id)
 
     def _commit(
         self, group: str, change: CursorChange, committed_at_ms: int
     ) -> bool | CursorMismatch:
         stream_id, next_offset, expected_offset = change
-        if next_offset != NO_CURSOR and not self._query(_STREAM, stream_id=stream_id):
+        if next_offset != NO_CURSOR and not self._database.has(streams, stream_id=stream_id):
             return False
         if expected_offset is not None:
-            (current,) = self.of_streams(group, [stream_id])
+            current = self._maybe_cursor(group, stream_id)
             current_offset = NO_CURSOR if current is None else current.next_offset
             if current_offset != expected_offset:
                 return CursorMismatch(current_offset)
         if next_offset == NO_CURSOR:
-            self._database.change(_DELETE, group_name=group, stream_id=stream_id)
-            return True
-        self._database.put(
-            _PUT,
-            group_name=group,
-            stream_id=stream_id,
-            next_offset=next_offset,
-            committed_at_ms=committed_at_ms,
-        )
+            self._database.remove(cursors, group_name=group, stream_id=stream_id)
+        else:
+            self._database.put(cursors, group, stream_id, next_offset, committed_at_ms)
         return True

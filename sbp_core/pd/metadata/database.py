@@ -13,36 +13,45 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from shlex import quote
 from typing import Any, ClassVar, Final, cast
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Delete,
     Executable,
     Insert,
+    Select,
     Table,
     Update,
     bindparam,
+    delete,
     func,
     insert,
     select,
     text,
+    tuple_,
     update,
 )
 from sqlalchemy.exc import DBAPIError
 
 from sbp_core.errors import StatusCode, StatusError
 from sbp_core.failpoints import failpoint
-from sbp_core.pd.metadata.commits import ADD_LIFE, LAST_STREAM_ID, LIVES, NEXT_NUMBER, NUMBER
 from sbp_core.pd.metadata.history import (
+    ADD_LIFE,
+    LAST_NUMBER,
+    LAST_STREAM_ID,
+    LIVES,
+    NEXT_NUMBER,
     CommitId,
     History,
     Life,
     epoch_of_stream_id,
     new_life_id,
 )
-from sbp_core.pd.metadata.tables import COMMON
+from sbp_core.pd.metadata.tables import COMMON, COUNT_MAX, ONE
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -67,19 +76,51 @@ _COUNTS: Final = {
 }
 
 
-class Put:
-    """Sets the row of a key, whether there is one or not.
+@cache
+def _rows(table: Table, names: Sequence[str]) -> Select[Any]:
+    """Return a query of the rows in which the columns of these names have given values, by key."""
+    return select(table).where(*_are_equal(table, names)).order_by(*table.primary_key)
+
+
+@cache
+def _first(table: Table, names: Sequence[str]) -> Select[Any]:
+    # Without an order: SQLite could read all rows in the order of the key to find the first one.
+    return select(table).where(*_are_equal(table, names)).limit(ONE)
+
+
+@cache
+def _page(table: Table, names: Sequence[str]) -> Select[Any]:
+    """Return a query of the rows beyond a key, of those with given values; `after_0` ... is it."""
+    key = [each for each in table.primary_key if each.name not in names]
+    after = [bindparam(f"after_{index}", type_=each.type) for index, each in enumerate(key)]
+    is_beyond = key[0] > after[0] if len(key) == 1 else tuple_(*key) > tuple_(*after)
+    return _rows(table, names).where(is_beyond).limit(COUNT_MAX)
+
+
+@cache
+def _removal(table: Table, names: Sequence[str]) -> Delete:
+    return delete(table).where(*_are_equal(table, names))
+
+
+@cache
+def _replacement(table: Table) -> Update:
+    """Return an update by key.
 
     An UPDATE takes each parameter that has the name of a column for its new value, so the
-    parameters of a WHERE begin with `of_` there.
+    parameters of its WHERE begin with `of_`.
     """
+    return update(table).where(*_are_equal(table, table.primary_key.columns.keys(), "of_"))
 
-    def __init__(self, table: Table) -> None:
-        self.keys: Final = [key.name for key in table.primary_key]
-        self.insert: Final = insert(table)
-        self.update: Final = update(table).where(
-            *(key == bindparam(f"of_{key.name}", type_=key.type) for key in table.primary_key)
-        )
+
+@cache
+def _addition(table: Table) -> Insert:
+    return insert(table)
+
+
+def _are_equal(table: Table, names: Sequence[str], prefix: str = "") -> list[ColumnElement[bool]]:
+    return [
+        table.c[name] == bindparam(f"{prefix}{name}", type_=table.c[name].type) for name in names
+    ]
 
 
 class Database(ABC):
@@ -114,23 +155,49 @@ class Database(ABC):
         """Change rows, within a transaction; return how many. Raises StatusError as `query`."""
         return self._execute(statement, values)[1]
 
-    def add(self, statement: Insert, rows: Iterable[Sequence[Value]]) -> None:
+    def rows(self, table: Table, **equal: Value) -> Sequence[Any]:
+        """Return the rows of a table that have these values, by key. Raises StatusError."""
+        return self.query(_rows(table, (*equal,)), **equal)
+
+    def maybe_row(self, table: Table, **equal: Value) -> Any:
+        """Return a row that has these values, None without one. Raises StatusError."""
+        return next(iter(self.query(_first(table, (*equal,)), **equal)), None)
+
+    def has(self, table: Table, **equal: Value) -> bool:
+        """Whether a table has a row with these values. Raises StatusError."""
+        return self.maybe_row(table, **equal) is not None
+
+    def page(
+        self, table: Table, after: Sequence[Value], count_max: int, **equal: Value
+    ) -> Sequence[Any]:
+        """Return up to `count_max` rows that have these values, beyond a key. Raises StatusError.
+
+        `after` are the columns of the key that are not among the values.
+        """
+        key = {f"after_{index}": each for index, each in enumerate(after)}
+        return self.query(_page(table, (*equal,)), count_max=count_max, **key, **equal)
+
+    def add(self, table: Table, rows: Iterable[Sequence[Value]]) -> None:
         """Add rows at once, within a transaction. Raises StatusError as `query`.
 
         Each has the values of all columns of the table, in the order of their declaration.
         """
-        names = statement.table.columns.keys()
+        names = table.columns.keys()
         added = [dict(zip(names, row, strict=True)) for row in rows]
         if added:
-            self._execute(statement, added)
+            self._execute(_addition(table), added)
 
-    def put(self, row: Put, **values: Value) -> None:
-        """Set a row, within a transaction. Raises StatusError as `query`."""
-        found = {
-            f"of_{name}" if name in row.keys else name: value for name, value in values.items()
-        }
-        if not self.change(row.update, **found):
-            self.change(row.insert, **values)
+    def put(self, table: Table, *row: Value) -> None:
+        """Set the row of a key, within a transaction; its columns are in order as in `add`."""
+        values = dict(zip(table.columns.keys(), row, strict=True))
+        keys = table.primary_key.columns.keys()
+        found = {f"of_{name}" if name in keys else name: each for name, each in values.items()}
+        if not self.change(_replacement(table), **found):
+            self.change(_addition(table), **values)
+
+    def remove(self, table: Table, **equal: Value) -> int:
+        """Delete the rows that have these values, within a transaction; return how many."""
+        return self.change(_removal(table, (*equal,)), **equal)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -231,14 +298,14 @@ class Database(ABC):
         """Begin a life, in which the store can be changed."""
         with self.transaction():
             ((last_stream_id,),) = self.query(LAST_STREAM_ID)
-            ((number,),) = self.query(NUMBER)
+            ((number,),) = self.query(LAST_NUMBER)
             self._life_id, self._lives = new_life_id(epoch_of_stream_id(last_stream_id)), []
             self.change(ADD_LIFE, life_id=self._life_id, first_commit=number + 1)
 
     def _history(self) -> History:
         if not self._life_id or not self._lives:  # nobody else begins a life during this one
             self._lives = [Life(*row) for row in self.query(LIVES)]
-        ((number,),) = self.query(NUMBER)
+        ((number,),) = self.query(LAST_NUMBER)
         return History(self._lives, number)
 
     @contextmanager

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from sqlalchemy import bindparam, delete, insert, select
-
 from sbp_core.access.identity import canonical_subject
 from sbp_core.access.rights import GRANTS_MAX, Grant, Right
 from sbp_core.errors import invalid
@@ -16,12 +14,6 @@ from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.tables import grants
 
 _LOG: Final = logging.getLogger(__name__)
-_ALL: Final = select(*grants.columns).order_by(*grants.columns)
-_OF_SUBJECT: Final = _ALL.where(grants.c.subject == bindparam("subject"))
-_IS_IT: Final = tuple(key == bindparam(key.name, type_=key.type) for key in grants.primary_key)
-_FIND: Final = select(grants.c.subject).where(*_IS_IT)
-_ADD: Final = insert(grants)
-_DELETE: Final = delete(grants).where(*_IS_IT)
 
 
 class GrantTable:
@@ -29,11 +21,11 @@ class GrantTable:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._query = database.query
 
     def of(self, subject: str | None = None) -> list[Grant]:
         """Return the grants of a subject, or all, by subject, right and pattern."""
-        rows = self._query(_ALL) if subject is None else self._query(_OF_SUBJECT, subject=subject)
+        chosen = {} if subject is None else {"subject": subject}
+        rows = self._database.rows(grants, **chosen)
         return [Grant(owner, Right(right), pattern) for owner, right, pattern in rows]
 
     def canonicalise(self) -> None:
@@ -75,12 +67,9 @@ class GrantTable:
 
     def _store(self, changes: Sequence[Grant], *, is_revoked: bool) -> None:
         for each in dict.fromkeys(changes):
-            key = {
-                "subject": each.subject,
-                "granted_right": each.right.value,
-                "pattern": each.pattern,
-            }
+            row = (each.subject, each.right.value, each.pattern)
+            key = dict(zip(grants.columns.keys(), row, strict=True))
             if is_revoked:
-                self._database.change(_DELETE, **key)
-            elif not self._query(_FIND, **key):
-                self._database.change(_ADD, **key)
+                self._database.remove(grants, **key)
+            elif not self._database.has(grants, **key):
+                self._database.add(grants, [row])

@@ -2,53 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
-
-from sqlalchemy import bindparam, delete, select
+from dataclasses import astuple
 
 from sbp_core.pd.groups.group import Group, Holding, Member
-from sbp_core.pd.metadata.database import Database, Put
-from sbp_core.pd.metadata.tables import COUNT_MAX, consumer_groups, group_members, group_streams
-
-_NAMES: Final = select(consumer_groups.c.group_name).order_by(consumer_groups.c.group_name)
-_NAMES_AFTER: Final = _NAMES.where(consumer_groups.c.group_name > bindparam("after")).limit(
-    COUNT_MAX
-)
-_GENERATION: Final = select(consumer_groups.c.generation).where(
-    consumer_groups.c.group_name == bindparam("group_name")
-)
-_MEMBERS: Final = select(
-    group_members.c.member_id,
-    group_members.c.patterns,
-    group_members.c.session_timeout_ms,
-    group_members.c.handover_timeout_ms,
-    group_members.c.subject,
-    group_members.c.joined,
-).where(group_members.c.group_name == bindparam("group_name"))
-_HOLDINGS: Final = select(
-    group_streams.c.stream_id,
-    group_streams.c.member_id,
-    group_streams.c.since,
-    group_streams.c.revoked,
-    group_streams.c.heir,
-).where(group_streams.c.group_name == bindparam("group_name"))
-_MEMBER: Final = _MEMBERS.where(group_members.c.member_id == bindparam("member_id"))
-_HOLDINGS_OF: Final = _HOLDINGS.where(group_streams.c.member_id == bindparam("member_id"))
-_PUT_GROUP: Final = Put(consumer_groups)
-_PUT_MEMBER: Final = Put(group_members)
-_PUT_HOLDING: Final = Put(group_streams)
-_DELETE_GROUP: Final = delete(consumer_groups).where(
-    consumer_groups.c.group_name == bindparam("group_name")
-)
-_DELETE_MEMBER: Final = delete(group_members).where(
-    group_members.c.group_name == bindparam("group_name"),
-    group_members.c.member_id == bindparam("member_id"),
-)
-_DELETE_HOLDING: Final = delete(group_streams).where(
-    group_streams.c.group_name == bindparam("group_name"),
-    group_streams.c.stream_id == bindparam("stream_id"),
-)
+from sbp_core.pd.metadata.database import Database
+from sbp_core.pd.metadata.tables import consumer_groups, group_members, group_streams
 
 
 class GroupTables:
@@ -56,96 +14,57 @@ class GroupTables:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._query = database.query
 
     def names(self) -> list[str]:
         """Return the names of the groups that have members."""
-        return [name for (name,) in self._query(_NAMES)]
+        return [row.group_name for row in self._database.rows(consumer_groups)]
 
     def names_after(self, name: str, count_max: int) -> list[str]:
         """Return up to `count_max` names of groups with members that come after `name`."""
-        rows = self._query(_NAMES_AFTER, after=name, count_max=count_max)
-        return [found for (found,) in rows]
+        rows = self._database.page(consumer_groups, (name,), count_max)
+        return [row.group_name for row in rows]
 
     def has_members(self, name: str) -> bool:
         """Whether a group has members."""
-        return bool(self._query(_GENERATION, group_name=name))
+        return self._database.has(consumer_groups, group_name=name)
 
-    def maybe_group(self, name: str) -> Group | None:
-        """Return a group, None if it has no members."""
-        generations = self._query(_GENERATION, group_name=name)
-        if not generations:
+    def maybe_group(self, name: str, member_id: str | None = None) -> Group | None:
+        """Return a group, or the part that concerns one member; None if it has no members."""
+        chosen = {} if member_id is None else {"member_id": member_id}
+        found = self._database.maybe_row(consumer_groups, group_name=name)
+        if found is None:
             return None
-        members = self._query(_MEMBERS, group_name=name)
-        return _group(generations[0][0], members, self._query(_HOLDINGS, group_name=name))
-
-    def maybe_of_member(self, name: str, member_id: str) -> Group | None:
-        """Return what of a group concerns one member; None if the group has no members."""
-        generations = self._query(_GENERATION, group_name=name)
-        if not generations:
-            return None
-        member = {"group_name": name, "member_id": member_id}
-        return _group(
-            generations[0][0], self._query(_MEMBER, **member), self._query(_HOLDINGS_OF, **member)
+        members = (
+            Member(member_id, tuple(patterns.split()), *rest)
+            for _, member_id, patterns, *rest in self._database.rows(
+                group_members, group_name=name, **chosen
+            )
+        )
+        holdings = (
+            Holding(*row)
+            for _, *row in self._database.rows(group_streams, group_name=name, **chosen)
+        )
+        return Group(
+            found.generation,
+            {each.member_id: each for each in members},
+            {each.stream_id: each for each in holdings},
         )
 
     def change(self, name: str, before: Group, after: Group) -> None:
         """Store a group, or what of it concerns one member, that was as `before`."""
         with self._database.transaction():
             if not after.members:
-                self._database.change(_DELETE_GROUP, group_name=name)
+                self._database.remove(consumer_groups, group_name=name)
                 return
-            self._database.put(_PUT_GROUP, group_name=name, generation=after.generation)
+            self._database.put(consumer_groups, name, after.generation)
             for member_id in before.members.keys() - after.members.keys():
-                self._database.change(_DELETE_MEMBER, group_name=name, member_id=member_id)
+                self._database.remove(group_members, group_name=name, member_id=member_id)
             for member_id, member in after.members.items():
                 if member != before.members.get(member_id):
-                    self._put_member(name, member)
+                    _, patterns, *rest = astuple(member)
+                    self._database.put(group_members, name, member_id, " ".join(patterns), *rest)
             for stream_id in before.holdings.keys() - after.holdings.keys():
-                self._database.change(_DELETE_HOLDING, group_name=name, stream_id=stream_id)
+                self._database.remove(group_streams, group_name=name, stream_id=stream_id)
             for stream_id, holding in after.holdings.items():
                 if holding != before.holdings.get(stream_id):
-                    self._put_holding(name, holding)
-
-    def _put_member(self, name: str, member: Member) -> None:
-        self._database.put(
-            _PUT_MEMBER,
-            group_name=name,
-            member_id=member.member_id,
-            patterns=" ".join(member.patterns),
-            session_timeout_ms=member.session_timeout_ms,
-            handover_timeout_ms=member.handover_timeout_ms,
-            subject=member.subject,
-            joined=member.joined,
-        )
-
-    def _put_holding(self, name: str, holding: Holding) -> None:
-        self._database.put(
-            _PUT_HOLDING,
-            group_name=name,
-            stream_id=holding.stream_id,
-            member_id=holding.member_id,
-            since=holding.since,
-            revoked=holding.revoked,
-            heir=holding.heir,
-        )
-
-
-def _group(generation: int, members: Sequence[Any], holdings: Sequence[Any]) -> Group:
-    return Group(
-        generation,
-        {each.member_id: each for each in map(_member, members)},
-        {row[0]: Holding(*row) for row in holdings},
-    )
-
-
-def _member(row: tuple[str, str, int, int, str | None, int]) -> Member:
-    member_id, patterns, session_timeout_ms, handover_timeout_ms, subject, joined = row
-    return Member(
-        member_id,
-        tuple(patterns.split()),
-        session_timeout_ms,
-        handover_timeout_ms,
-        subject,
-        joined,
-    )
+                    self._database.put(group_streams, name, *astuple(holding))

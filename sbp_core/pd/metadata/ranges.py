@@ -18,10 +18,8 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
-    delete,
     exists,
     func,
-    insert,
     not_,
     or_,
     select,
@@ -30,7 +28,7 @@ from sqlalchemy import (
 )
 
 from sbp_core.log.states.writer_states import NO_WRITERS
-from sbp_core.pd.metadata.database import Database, Put
+from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.servers import ServerTables
 from sbp_core.pd.metadata.tables import (
     COUNT_MAX,
@@ -127,12 +125,6 @@ _MOST_RANGES: Final = (
     .limit(COUNT_MAX)
 )
 _ALL_RANGES: Final = select(func.count()).select_from(ranges)
-_IS_RANGE: Final = (
-    ranges.c.stream_id == _STREAM_ID,
-    ranges.c.range_index == bindparam("range_index"),
-)
-_RANGE: Final = select(ranges.c.stream_id).where(*_IS_RANGE)
-_IS_STREAM: Final = select(streams.c.stream_id).where(streams.c.stream_id == _STREAM_ID)
 _RANGE_COUNT: Final = (
     select(func.count()).select_from(ranges).where(ranges.c.stream_id == _STREAM_ID)
 )
@@ -224,28 +216,21 @@ _SEALED_COPIES: Final = (
 _MISSING_SEALED: Final = select(
     func.coalesce(func.sum(_SEALED_COPIES.c.wanted - _SEALED_COPIES.c.placed), 0)
 )
-_ADD_RANGE: Final = insert(ranges)
-_ADD_REPLICA: Final = insert(replicas)
 _REPLICAS: Final = (
     select(replicas.c.position, replicas.c.server_id)
     .join(ranges, _IN_RANGE)
-    .where(*_IS_RANGE, ranges.c.end_seq.is_not(None))
+    .where(
+        ranges.c.stream_id == _STREAM_ID,
+        ranges.c.range_index == bindparam("range_index"),
+        ranges.c.end_seq.is_not(None),
+    )
     .order_by(replicas.c.position)
-)
-_REMOVE_REPLICA: Final = delete(replicas).where(
-    replicas.c.stream_id == _STREAM_ID,
-    replicas.c.range_index == bindparam("range_index"),
-    replicas.c.position == bindparam("position"),
 )
 _SEAL: Final = update(ranges).where(
     ranges.c.stream_id == bindparam("of_stream_id"),
     ranges.c.range_index == bindparam("of_range_index"),
     ranges.c.end_offset.is_(None),
 )
-_WRITERS: Final = select(writers.c.writers).where(
-    writers.c.stream_id == _STREAM_ID, writers.c.range_index == bindparam("range_index")
-)
-_PUT_WRITERS: Final = Put(writers)
 
 
 class RangeTables:
@@ -307,8 +292,8 @@ class RangeTables:
         after: tuple[int, int],
         count_max: int,
         *,
-        stream_id: int | None,
-        server_id: int | None,
+        stream_id: int | None = None,
+        server_id: int | None = None,
     ) -> list[RangeRecord]:
         """Return up to `count_max` ranges beyond `after` = (stream id, range index), in that order.
 
@@ -351,22 +336,27 @@ class RangeTables:
         False, and nothing is changed, if it is not one, or would have no server.
         """
         with self._transaction():
-            rows = self._query(_REPLICAS, stream_id=stream_id, range_index=range_index)
+            key = {"stream_id": stream_id, "range_index": range_index}
+            rows = self._query(_REPLICAS, **key)
             news = [each for each in added if each not in {server_id for _, server_id in rows}]
             olds = [position for position, server_id in rows if server_id in removed]
             if not rows or len(rows) + len(news) <= len(olds):
                 return False
             placed = enumerate(news, rows[-1][0] + 1)
-            self._database.add(_ADD_REPLICA, [(stream_id, range_index, *each) for each in placed])
+            self._database.add(replicas, [(*key.values(), *each) for each in placed])
             for position in olds:
-                self._change(
-                    _REMOVE_REPLICA,
-                    stream_id=stream_id,
-                    range_index=range_index,
-                    position=position,
-                )
+                self._database.remove(replicas, **key, position=position)
             self._servers.bump_revision([stream_id])
             return True
+
+    def maybe_first_range(self, stream_id: int) -> RangeRecord | None:
+        """Return the range with the lowest index of a stream."""
+        return next(iter(self.ranges_after((stream_id, -1), 1, stream_id=stream_id)), None)
+
+    def maybe_range(self, stream_id: int, range_index: int) -> RangeRecord | None:
+        """Return the range of this index of a stream."""
+        found = self.ranges_after((stream_id, range_index - 1), 1, stream_id=stream_id)
+        return next((each for each in found if each.range_index == range_index), None)
 
     def maybe_last_range(self, stream_id: int) -> RangeRecord | None:
         """Return the range with the highest index of a stream."""
@@ -411,8 +401,9 @@ class RangeTables:
             return sealed
 
     def _create_range(self, new: RangeRecord) -> bool:
-        is_taken = self._query(_RANGE, stream_id=new.stream_id, range_index=new.range_index)
-        if is_taken or not self._query(_IS_STREAM, stream_id=new.stream_id):
+        database, (stream_id, range_index) = self._database, _key(new)
+        is_taken = database.has(ranges, stream_id=stream_id, range_index=range_index)
+        if is_taken or not database.has(streams, stream_id=stream_id):
             return False
         self._insert_ranges([new])
         return True
@@ -436,9 +427,9 @@ class RangeTables:
             (*_key(new), new.start_offset, new.end_offset, new.ack_count, None, None)
             for new in news
         ]
-        self._database.add(_ADD_RANGE, rows)
+        self._database.add(ranges, rows)
         placed = [(*_key(new), *each) for new in news for each in enumerate(new.server_ids)]
-        self._database.add(_ADD_REPLICA, placed)
+        self._database.add(replicas, placed)
 
     def _ranges(self, which: Select[Any], **values: int | list[int] | None) -> list[RangeRecord]:
         """Return the ranges that a query selects, with all their servers."""
@@ -450,12 +441,12 @@ class RangeTables:
                 start,
                 end,
                 ack_count,
-                tuple(row[-1] for row in replicas),
+                tuple(row[-1] for row in placed),
                 created_at_ms,
                 NO_SEQ if seq is None else seq,
                 b"" if digest is None else bytes(digest),
             )
-            for (created_at_ms, stream_id, index, start, end, ack_count, seq, digest), replicas in (
+            for (created_at_ms, stream_id, index, start, end, ack_count, seq, digest), placed in (
                 itertools.groupby(rows, lambda row: row[:-1])
             )
         ]
@@ -465,15 +456,10 @@ class RangeTables:
 
         A server that reports none had none: then they are those before the range.
         """
-        stream_id, range_index, _, writers, *_ = sealed
+        stream_id, range_index, _, reported, *_ = sealed
         before = NO_WRITERS if range_index == 0 else self._writers_before(stream_id, range_index)
-        if writers or before:
-            self._database.put(
-                _PUT_WRITERS,
-                stream_id=stream_id,
-                range_index=range_index,
-                writers=writers or before,
-            )
+        if reported or before:
+            self._database.put(writers, stream_id, range_index, reported or before)
 
     def _begin_without_writers(self, first: RangeRecord) -> None:
         """Note that no writer numbered batches before the first range of a stream, if it is not 0.
@@ -481,16 +467,11 @@ class RangeTables:
         Else its server would wait for the writers of the range before.
         """
         if first.range_index:
-            self._database.put(
-                _PUT_WRITERS,
-                stream_id=first.stream_id,
-                range_index=first.range_index - 1,
-                writers=NO_WRITERS,
-            )
+            self._database.put(writers, first.stream_id, first.range_index - 1, NO_WRITERS)
 
     def _writers_before(self, stream_id: int, range_index: int) -> bytes:
-        rows = self._query(_WRITERS, stream_id=stream_id, range_index=range_index - 1)
-        return bytes(rows[0][0]) if rows else b""
+        row = self._database.maybe_row(writers, stream_id=stream_id, range_index=range_index - 1)
+        return b"" if row is None else bytes(row.writers)
 
 
 def _key(record: RangeRecord) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The cluster and its range servers: tables `cluster`, `servers`, `server_secrets`, `log_marks`.
+"""The cluster and its range servers: tables `cluster`, `restores`, `servers`, `log_marks` etc.
 
 `cluster` has one row: the cluster's id, its revision, and the last ids of streams and servers.
 """
@@ -6,49 +6,90 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from dataclasses import astuple
+from typing import Final, NamedTuple
 
-from sqlalchemy import BindParameter, bindparam, delete, insert, select, update
+from sqlalchemy import bindparam, select, update
 
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_core.pd.metadata.change_log import ChangeLog
-from sbp_core.pd.metadata.database import Database, Put
+from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.history import SERVER_ID_MAX
-from sbp_core.pd.metadata.tables import cluster, draining, log_marks, server_secrets, servers
+from sbp_core.pd.metadata.tables import (
+    cluster,
+    draining,
+    log_marks,
+    restores,
+    server_secrets,
+    servers,
+)
 from sbp_core.pd.model import LogMark, RangeServerRecord
 
-_SERVER_ID: Final[BindParameter[int]] = bindparam("server_id")
-_CLUSTER_ID: Final = select(cluster.c.id)
-_REVISION: Final = select(cluster.c.revision)
+CHANGES_KEPT: Final = 100_000
+"""Streams whose last change is kept: 10 MB at most."""
+CHANGES_LISTED_MAX: Final = 1_000
+"""Streams in one answer: a client with more looks everything up."""
 _BUMP_REVISION: Final = (
     update(cluster).values(revision=cluster.c.revision + 1).returning(cluster.c.revision)
 )
-_LAST_ID: Final = select(cluster.c.last_server_id)
 _NEXT_ID: Final = (
     update(cluster)
     .values(last_server_id=cluster.c.last_server_id + 1)
     .returning(cluster.c.last_server_id)
 )
-_LAST_STREAM_ID: Final = select(cluster.c.last_stream_id)
 _SET_NUMBERS: Final = update(cluster)
-_ADDRESSES: Final = select(servers.c.server_id, servers.c.address)
-_ADDRESS: Final = select(servers.c.address).where(servers.c.server_id == _SERVER_ID)
-_PUT_SERVER: Final = Put(servers)
-_SECRET: Final = select(server_secrets.c.secret).where(server_secrets.c.server_id == _SERVER_ID)
-_ADD_SECRET: Final = insert(server_secrets)
+_COMPLETE_RESTORE: Final = update(restores)
 _SECRETS_AT: Final = (
     select(server_secrets.c.secret)
     .join(servers, servers.c.server_id == server_secrets.c.server_id)
     .where(servers.c.address == bindparam("address"))
     .order_by(servers.c.server_id.desc())
 )
-_DRAINING: Final = select(draining.c.server_id)
-_DRAIN: Final = insert(draining)
-_END_DRAIN: Final = delete(draining).where(draining.c.server_id == _SERVER_ID)
-_LOG_MARK: Final = select(log_marks.c.log_id, log_marks.c.position).where(
-    log_marks.c.server_id == _SERVER_ID
-)
-_PUT_LOG_MARK: Final = Put(log_marks)
+
+
+class ChangeLog:
+    """The last change of each stream, the latest last: clients look up only what changed.
+
+    The log is in memory. A placement driver knows the changes that it made since it leads.
+
+    The caller reports each revision after it was written. A revision that was rolled back, or that
+    another placement driver wrote, leaves a gap, and the log begins again behind the gap.
+    """
+
+    def __init__(self, *, kept_max: int = CHANGES_KEPT) -> None:
+        self._kept_max = kept_max
+        self._changed_at: dict[int, int] = {}
+        self._first = self._last = -1
+        """The changes after the first of these revisions, up to the last, are known."""
+
+    def note(self, revision: int, stream_ids: Iterable[int] | None) -> None:
+        """Add a revision and the streams that it changed. None: any stream may have changed."""
+        if revision != self._last + 1 or stream_ids is None:
+            self._changed_at.clear()
+            self._first = revision if stream_ids is None else revision - 1
+        for stream_id in stream_ids or ():
+            self._changed_at.pop(stream_id, None)
+            self._changed_at[stream_id] = revision
+        while len(self._changed_at) > self._kept_max:
+            self._first = self._changed_at.pop(next(iter(self._changed_at)))
+        self._last = revision
+
+    def maybe_since(self, revision: int, now: int) -> list[int] | None:
+        """Return the streams that changed after a revision, up to the one of now, the latest first.
+
+        None if the log has a gap there, or if more than CHANGES_LISTED_MAX changed.
+        """
+        if revision == now:
+            return []
+        if not self._first <= revision or now != self._last:
+            return None
+        found = []
+        for stream_id, changed_at in reversed(self._changed_at.items()):
+            if changed_at <= revision:
+                break
+            found.append(stream_id)
+            if len(found) > CHANGES_LISTED_MAX:
+                return None
+        return found
 
 
 class ServerTables:
@@ -56,19 +97,17 @@ class ServerTables:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._query = database.query
-        self._transaction = database.transaction
         self._changes = ChangeLog()
-        self.cluster_id: Final = str(self._query(_CLUSTER_ID)[0][0])
+        self.cluster_id: Final = str(database.rows(cluster)[0].id)
         """Identity of the cluster, made with the store and never changed."""
 
     def revision(self) -> int:
         """Return the number of changes of streams, ranges or their addresses."""
-        return int(self._query(_REVISION)[0][0])
+        return int(self._database.rows(cluster)[0].revision)
 
     def bump_revision(self, stream_ids: Iterable[int] | None) -> None:
         """Note a change of streams or their ranges, within a transaction; None: of an address."""
-        ((revision,),) = self._query(_BUMP_REVISION)
+        ((revision,),) = self._database.query(_BUMP_REVISION)
         self._changes.note(revision, stream_ids)
 
     def forget_changes(self) -> None:
@@ -81,7 +120,7 @@ class ServerTables:
 
     def last_stream_id(self) -> int:
         """Return the id that a stream got last."""
-        return int(self._query(_LAST_STREAM_ID)[0][0])
+        return int(self._database.rows(cluster)[0].last_stream_id)
 
     def count_on_from(self, last_stream_id: int, revision: int) -> None:
         """Let ids of streams and revisions go on after these, within a transaction."""
@@ -89,8 +128,8 @@ class ServerTables:
 
     def allocate_id(self) -> int:
         """Return an id for a range server, never issued before."""
-        with self._transaction():
-            ((server_id,),) = self._query(_NEXT_ID)
+        with self._database.transaction():
+            ((server_id,),) = self._database.query(_NEXT_ID)
             if server_id > SERVER_ID_MAX:
                 raise InvalidRequestError(
                     StatusCode.INVALID_REQUEST,
@@ -100,63 +139,93 @@ class ServerTables:
 
     def register(self, server: RangeServerRecord) -> bool:
         """Remember the server's address; False when its id was never allocated here."""
-        with self._transaction():
-            ((last_id,),) = self._query(_LAST_ID)
+        with self._database.transaction():
+            last_id = self._database.rows(cluster)[0].last_server_id
             if not 0 < server.server_id <= last_id:
                 return False
-            known = self._query(_ADDRESS, server_id=server.server_id)
-            if known != [(server.address,)]:
-                self._database.put(_PUT_SERVER, server_id=server.server_id, address=server.address)
+            row = (server.server_id, server.address)
+            if self._database.maybe_row(servers, server_id=server.server_id) != row:
+                self._database.put(servers, *row)
                 self.bump_revision(None)
             return True
 
     def addresses(self) -> Mapping[int, str]:
         """Return the address of each server that was ever registered."""
-        return dict(self._query(_ADDRESSES))
+        return dict(self._database.rows(servers))
 
     def maybe_secret(self, server_id: int) -> str | None:
         """Return a server's secret; None where it has none."""
-        rows = self._query(_SECRET, server_id=server_id)
-        return str(rows[0][0]) if rows else None
+        row = self._database.maybe_row(server_secrets, server_id=server_id)
+        return row and str(row.secret)
 
     def claim_secret(self, server_id: int, secret: str) -> str:
         """Give a server this secret unless it has one; return the one that it has then."""
-        with self._transaction():
+        with self._database.transaction():
             claimed = self.maybe_secret(server_id)
             if claimed is None:
-                self._database.change(_ADD_SECRET, server_id=server_id, secret=secret)
+                self._database.add(server_secrets, [(server_id, secret)])
         return secret if claimed is None else claimed
 
     def secrets_at(self, address: str) -> list[str]:
         """Return the secrets of the servers that announced an address last, the newest first."""
-        rows = self._query(_SECRETS_AT, address=address)
+        rows = self._database.query(_SECRETS_AT, address=address)
         return [str(secret) for (secret,) in rows]
 
     def draining(self) -> frozenset[int]:
         """Return the servers that are being drained."""
-        return frozenset(server_id for (server_id,) in self._query(_DRAINING))
+        return frozenset(server_id for (server_id,) in self._database.rows(draining))
 
     def drain(self, server_ids: Iterable[int], *, is_cancelled: bool) -> None:
         """Note that servers are to have no ranges any more, or that they may have some again."""
-        with self._transaction():
-            known = self.draining()
-            for server_id in {*server_ids}:
-                if is_cancelled is (server_id in known):
-                    self._database.change(
-                        _END_DRAIN if is_cancelled else _DRAIN, server_id=server_id
-                    )
+        with self._database.transaction():
+            known, asked = self.draining(), {*server_ids}
+            for server_id in asked & known if is_cancelled else ():
+                self._database.remove(draining, server_id=server_id)
+            if not is_cancelled:
+                self._database.add(draining, [(each,) for each in asked - known])
 
     def maybe_log_mark(self, server_id: int) -> LogMark | None:
         """Return what a server said last of its log; None if it said nothing."""
-        rows = self._query(_LOG_MARK, server_id=server_id)
-        return LogMark(server_id, *rows[0]) if rows else None
+        row = self._database.maybe_row(log_marks, server_id=server_id)
+        return row and LogMark(*row)
 
     def keep_log_mark(self, mark: LogMark) -> None:
         """Remember what a server says of its log."""
-        with self._transaction():
-            self._database.put(
-                _PUT_LOG_MARK,
-                server_id=mark.server_id,
-                log_id=mark.log_id,
-                position=mark.position,
-            )
+        with self._database.transaction():
+            self._database.put(log_marks, *astuple(mark))
+
+
+class Restore(NamedTuple):
+    """A restore: the id of its backup, and when it was complete, None before."""
+
+    backup_id: str
+    completed_at_ms: int | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is restored."""
+        return self.completed_at_ms is not None
+
+
+class RestoreTable:
+    """Which backup a cluster is restored from, and whether that is complete."""
+
+    def __init__(self, database: Database, servers: ServerTables) -> None:
+        self._database = database
+        self._servers = servers
+
+    def maybe_restore(self) -> Restore | None:
+        """Return the restore of the cluster, None if it was never restored."""
+        row = self._database.maybe_row(restores)
+        return row and Restore(row.backup_id, row.completed_at_ms)
+
+    def begin(self, backup_id: str, began_at_ms: int) -> None:
+        """Note that the cluster is restored from a backup from now on."""
+        with self._database.transaction():
+            self._database.add(restores, [(backup_id, began_at_ms, None)])
+
+    def complete(self, completed_at_ms: int, *, last_stream_id: int, revision: int) -> None:
+        """Note that everything is restored, and which numbers are not to be used again."""
+        with self._database.transaction():
+            self._servers.count_on_from(last_stream_id, revision)
+            self._database.change(_COMPLETE_RESTORE, completed_at_ms=completed_at_ms)

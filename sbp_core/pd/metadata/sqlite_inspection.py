@@ -10,8 +10,8 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -19,11 +19,7 @@ from typing import Final
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.log.disk import describe_os_error
-from sbp_core.pd.metadata.checksums import (
-    UNREADABLE,
-    find_content_faults,
-    row_counts,
-)
+from sbp_core.pd.metadata.checksums import UNREADABLE, find_content_faults, row_counts
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME, DataDir
 from sbp_core.pd.metadata.history import (
     MARK_NAME,
@@ -35,12 +31,9 @@ from sbp_core.pd.metadata.history import (
     epoch_of,
 )
 from sbp_core.pd.metadata.sqlite_tables import accept_tables, commit_number_of, connect
-from sbp_core.pd.metadata.sums_before_16 import find_faults_of_sums
 from sbp_core.pd.metadata.tables import check_version
 from sbp_core.pd.model import LogMark
 
-_CHECKSUMS_SINCE: Final = 16
-"""The version whose rows have checksums."""
 DRIVER_NAME: Final = "placement-driver"
 """Name of its folder in the folder of `sbp serve`."""
 
@@ -62,7 +55,7 @@ class StoreReport:
     """The state of a metadata file; `version` 0 is that of an empty one."""
 
     database: Path
-    version: int
+    version: int = 0
     page_faults: tuple[str, ...] = ()
     """What SQLite finds wrong: such a file cannot be used at all."""
     content_faults: tuple[str, ...] = ()
@@ -127,20 +120,22 @@ def find_store(folder: Path) -> Path:
     )
 
 
-def check_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
+def check_store(directory: Path, witnesses: Sequence[Witness]) -> StoreReport:
     """Read all metadata in a directory, and change nothing.
 
     `witnesses` know commits that must have been. Raises ConfigurationError while a placement driver
     runs on it, and for files of others.
     """
     database = directory / DATABASE_NAME
-    with copied(directory) as copy:
+    with copied(directory) as copy, ExitStack() as opened:
         mark = CommitMark.maybe_open(copy)
-        found = _inspect(database, copy / DATABASE_NAME, mark, witnesses)
-    if mark is None:
-        return found
-    marked = NO_COMMIT if mark.last is None else mark.last.commit
-    return replace(found, marked=marked, notes=(mark.maybe_fault,) if mark.maybe_fault else ())
+        if mark is not None:
+            opened.callback(mark.close)
+        try:
+            connection = opened.enter_context(closing(connect(copy / DATABASE_NAME)))
+            return inspect_store(connection, database, mark, witnesses)
+        except UNREADABLE as error:
+            return replace(_unread(database, mark), page_faults=(str(error),))
 
 
 def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMark | None:
@@ -149,18 +144,17 @@ def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMa
     So it is if that server is of another cluster, too. Raises ConfigurationError as `check_store`
     does, and for metadata that are damaged.
     """
-    with copied(directory) as copy:
-        found = _inspect(directory / DATABASE_NAME, copy / DATABASE_NAME, None, [])
-        if found.page_faults or found.content_faults:
-            raise ConfigurationError(f"{directory} is damaged, see `sbp pd check {directory}`")
-        if not found.version:
-            return None
-        with closing(connect(copy / DATABASE_NAME)) as connection:
-            rows = connection.execute(
-                "SELECT server_id, log_id, position FROM log_marks"
-                " WHERE server_id = ? AND ? = (SELECT id FROM cluster)",
-                (server_id, cluster_id),
-            ).fetchall()
+    found = check_store(directory, ())
+    if found.page_faults or found.content_faults:
+        raise ConfigurationError(f"{directory} is damaged, see `sbp pd check {directory}`")
+    if not found.version:
+        return None
+    with copied(directory) as copy, closing(connect(copy / DATABASE_NAME)) as connection:
+        rows = connection.execute(
+            "SELECT server_id, log_id, position FROM log_marks"
+            " WHERE server_id = ? AND ? = (SELECT id FROM cluster)",
+            (server_id, cluster_id),
+        ).fetchall()
     return LogMark(*rows[0]) if rows else None
 
 
@@ -180,7 +174,7 @@ def copied(directory: Path) -> Iterator[Path]:
         yield copy
 
 
-def accept_store(directory: Path, witnesses: list[Witness]) -> StoreReport:
+def accept_store(directory: Path, witnesses: Sequence[Witness]) -> StoreReport:
     """Let a placement driver start with the metadata in a directory as they are.
 
     Missing commits are no longer asked for, and no id is given out twice: a new epoch begins.
@@ -221,44 +215,6 @@ def _locked(directory: Path) -> Iterator[DataDir]:
         owned.release()
 
 
-def _inspect(
-    database: Path, copy: Path, mark: CommitMark | None, witnesses: list[Witness]
-) -> StoreReport:
-    try:
-        with closing(connect(copy)) as connection:
-            found = inspect_store(connection, database, mark)
-            if not found.version:
-                missed = [
-                    f"the store is empty, and {each.folder} belongs to cluster {each.cluster_id}"
-                    for each in witnesses
-                    if each.cluster_id
-                ]
-                return replace(found, history_faults=(*found.history_faults, *missed))
-            if found.content_faults or found.page_faults:
-                return found
-            ((own,),) = connection.execute("SELECT id FROM cluster")
-            foreign = [each for each in witnesses if each.cluster_id not in {own, ""}]
-            missed = [
-                f"{each.folder}: knows {each.commit}, which the store lacks"
-                for each in witnesses
-                if each not in foreign and not _history_of(connection).has(each.commit)
-            ]
-            return replace(
-                found,
-                history_faults=(*found.history_faults, *missed),
-                foreign_servers=tuple(
-                    f"{each.folder} belongs to cluster {each.cluster_id}, and these are the"
-                    f" metadata of cluster {own}"
-                    for each in foreign
-                ),
-            )
-    except UNREADABLE as error:
-        return StoreReport(database, 0, page_faults=(str(error),))
-    finally:
-        if mark is not None:
-            mark.close()
-
-
 _PAGE_FAULTS_MAX: Final = 10
 """Faults that SQLite finds in a file and a report lists."""
 
@@ -273,37 +229,66 @@ def remedy_of_lost_metadata(directory: Path) -> str:
 
 
 def inspect_store(
-    connection: sqlite3.Connection, database: Path, mark: CommitMark | None
+    connection: sqlite3.Connection,
+    database: Path,
+    mark: CommitMark | None,
+    witnesses: Sequence[Witness] = (),
 ) -> StoreReport:
-    """Read a whole metadata file, and compare it with its mark.
+    """Read a whole metadata file, and compare it with its mark and its witnesses.
 
     Raises ConfigurationError for files of others and of other versions, sqlite3.Error for what
     cannot be read at all.
     """
+    report = _unread(database, mark)
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if not tables:
-        faults = () if mark is None else _find_history_faults(History((), 0), mark)
-        return StoreReport(database, 0, history_faults=faults)
+        missed = [] if mark is None else _find_history_faults(History((), 0), mark)
+        missed += [
+            f"the store is empty, and {each.folder} belongs to cluster {each.cluster_id}"
+            for each in witnesses
+            if each.cluster_id
+        ]
+        return replace(report, history_faults=tuple(missed))
     if not {"schema_version", "cluster"} <= tables:
         raise ConfigurationError(
             f"data_dir: {database} holds other data; choose an empty directory"
         )
     version = _version_of(connection, database, is_by_alembic="alembic_version" in tables)
+    report = replace(report, version=version)
     verdicts = connection.execute(f"PRAGMA integrity_check({_PAGE_FAULTS_MAX})").fetchall()
     if verdicts != [("ok",)]:
-        faults = tuple(str(verdict) for (verdict,) in verdicts)
-        return StoreReport(database, version, page_faults=faults)
-    find = find_content_faults if version >= _CHECKSUMS_SINCE else find_faults_of_sums
-    content_faults = find(connection)
-    if content_faults:
-        return StoreReport(database, version, content_faults=tuple(content_faults))
+        return replace(report, page_faults=tuple(str(verdict) for (verdict,) in verdicts))
+    if content_faults := find_content_faults(connection, version):
+        return replace(report, content_faults=tuple(content_faults))
     history = _history_of(connection)
-    return StoreReport(
-        database,
-        version,
-        history_faults=_find_history_faults(history, mark),
+    ((own,),) = connection.execute("SELECT id FROM cluster")
+    foreign = [each for each in witnesses if each.cluster_id not in {own, ""}]
+    missed = _find_history_faults(history, mark) + [
+        f"{each.folder}: knows {each.commit}, which the store lacks"
+        for each in witnesses
+        if each not in foreign and not history.has(each.commit)
+    ]
+    return replace(
+        report,
+        history_faults=tuple(missed),
+        foreign_servers=tuple(
+            f"{each.folder} belongs to cluster {each.cluster_id}, and these are the metadata of"
+            f" cluster {own}"
+            for each in foreign
+        ),
         commit=history.last,
         row_counts=row_counts(connection),
+    )
+
+
+def _unread(database: Path, mark: CommitMark | None) -> StoreReport:
+    """Return what the mark says of a file that was not read yet."""
+    fault = None if mark is None else mark.maybe_fault
+    last = None if mark is None else mark.last
+    return StoreReport(
+        database,
+        marked=NO_COMMIT if last is None else last.commit,
+        notes=() if fault is None else (fault,),
     )
 
 
@@ -324,11 +309,11 @@ def _history_of(connection: sqlite3.Connection) -> History:
     return History([Life(*row) for row in rows], commit_number_of(connection))
 
 
-def _find_history_faults(history: History, mark: CommitMark | None) -> tuple[str, ...]:
+def _find_history_faults(history: History, mark: CommitMark | None) -> list[str]:
     if mark is None or mark.last is None:
         state = "missing" if mark is None else "damaged"
-        return (f"it is {state}, so it is unknown whether commits are missing too",)
+        return [f"it is {state}, so it is unknown whether commits are missing too"]
     if history.has(mark.last.commit):
-        return ()
+        return []
     end = f"ends at {history.last}" if history.last.life_id else "is empty"
-    return (f"{mark.last.commit} was the last one, the store {end}",)
+    return [f"{mark.last.commit} was the last one, the store {end}"]

@@ -13,8 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from sbp_core.pd.metadata.checksums import add_checksums, declare_checksums, take_stock
-from sbp_core.pd.metadata.commits import begin_epoch
-from sbp_core.pd.metadata.history import CommitId
+from sbp_core.pd.metadata.history import CommitId, begin_epoch
 from sbp_core.pd.metadata.tables import (
     SCHEMA_VERSION,
     SQLITE,

@@ -1,8 +1,8 @@
 """The metadata of a cluster, by families of tables, and the one thread that uses them.
 
-`streams`, `properties`, `ranges`, `schemas`, `servers`, `cursors`, `groups`, `grants`, `restores`
-and `transactions` have the statements of one family of tables each, `tables` declares the tables,
-and a `Database` has the connection and its transactions. The changes of a method are on disk when
+`streams`, `ranges`, `schemas`, `servers`, `cursors`, `groups`, `grants` and `transactions` have the
+statements of one family of tables each, `tables` declares the tables, and a `Database` has the
+connection and its transactions. The changes of a method are on disk when
 it returns, all or nothing. Every method raises StatusError when the store fails.
 """
 
@@ -20,7 +20,6 @@ from sbp_core.errors import (
     RequestTimeoutError,
     SbpError,
     StatusCode,
-    StatusError,
 )
 from sbp_core.pd.capacity import Capacity, CapacityLimits
 from sbp_core.pd.metadata.cursors import CursorTable
@@ -29,12 +28,10 @@ from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.grants import GrantTable
 from sbp_core.pd.metadata.groups import GroupTables
 from sbp_core.pd.metadata.history import CommitId
-from sbp_core.pd.metadata.properties import PropertyTable
-from sbp_core.pd.metadata.restores import RestoreTable
 from sbp_core.pd.metadata.schemas import SchemaTable
-from sbp_core.pd.metadata.servers import ServerTables
+from sbp_core.pd.metadata.servers import RestoreTable, ServerTables
 from sbp_core.pd.metadata.sqlite_file import SqliteFile
-from sbp_core.pd.metadata.streams import StreamTables
+from sbp_core.pd.metadata.streams import PropertyTable, StreamTables
 from sbp_core.pd.metadata.transactions import TransactionTables
 
 _NO_SETTINGS: Final = CapacityLimits()
@@ -48,6 +45,7 @@ class MetadataStore(StreamTables):
     """
 
     def __init__(self, database: Database, capacity_limits: CapacityLimits) -> None:
+        self.database: Final = database
         self.capacity: Final = Capacity(database.count, capacity_limits)
         self.servers: Final = ServerTables(database)
         self.transactions: Final = TransactionTables(database, self.capacity)
@@ -60,11 +58,6 @@ class MetadataStore(StreamTables):
         super().__init__(database, self.servers, self.transactions, self.properties)
 
     @property
-    def maybe_failure(self) -> StatusError | None:
-        """Why the store can be neither read nor written any longer; None while it can."""
-        return self._database.failure
-
-    @property
     def cluster_id(self) -> str:
         """Identity of the cluster, made with the store and never changed."""
         return self.servers.cluster_id
@@ -72,35 +65,15 @@ class MetadataStore(StreamTables):
     @property
     def last_commit(self) -> CommitId:
         """The last commit: its number, and the life of the store in which it was made."""
-        return self._database.last_commit
-
-    def has_commit(self, claimed: CommitId) -> bool:
-        """Whether the store has had a commit, or one of an epoch that was closed."""
-        return self._database.has_commit(claimed)
-
-    def check_history(self, claimed: CommitId) -> None:
-        """Raise StatusError if a commit is missing here that a peer knows.
-
-        Then the store is older than it was, and every later call fails.
-        """
-        self._database.check_history(claimed)
+        return self.database.last_commit
 
     def lead(self, term: int) -> None:
         """Decide in this term from now on, which `Leadership` gave; 0: no longer.
 
         A store on SQLite always leads. Raises NotLeaderError if the term has ended already.
         """
-        self._database.lead(term)
+        self.database.lead(term)
         self.servers.forget_changes()
-
-    @property
-    def commits_tried(self) -> int:
-        """Commits of changes that may have been made since the store was opened."""
-        return self._database.commits_tried
-
-    def confirm(self) -> None:
-        """Raise NotLeaderError unless what was read since the last call was the newest there is."""
-        self._database.confirm()
 
     def revision(self) -> int:
         """Return a number that grows with every change of streams, ranges or their addresses."""
@@ -108,7 +81,7 @@ class MetadataStore(StreamTables):
 
     def close(self) -> None:
         """Close the database."""
-        self._database.close()
+        self.database.close()
 
 
 def open_store(home: Path | str, capacity_limits: CapacityLimits = _NO_SETTINGS) -> MetadataStore:
@@ -223,7 +196,7 @@ class StoreThread:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
-            failure = self._store.maybe_failure
+            failure = self._store.database.failure
             if failure is not None and not self.failed.done():
                 self.failed.set_result(failure)
 
@@ -232,14 +205,14 @@ class StoreThread:
     ) -> T:
         if self._is_over:
             raise NotLeaderError(StatusCode.PD_NOT_LEADER, "its term is over")
-        commits_tried = self._store.commits_tried
+        commits_tried = self._store.database.commits_tried
         try:
             try:
                 return work(self._store, *args, **kwargs)
             finally:  # an error may come from what was read, too
-                self._store.confirm()
+                self._store.database.confirm()
         except NotLeaderError as error:
-            if self._store.commits_tried == commits_tried:
+            if self._store.database.commits_tried == commits_tried:
                 raise
             raise RequestTimeoutError.of(
                 "another placement driver took over during this request, and it is not known"

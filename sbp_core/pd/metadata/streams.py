@@ -1,4 +1,4 @@
-"""Streams: table `streams`, and what a stream and its ranges have in common.
+"""Streams: tables `streams` and `stream_properties`, and changes of a stream with its ranges.
 
 Each method is one transaction. Deleting a stream deletes everything that refers to it.
 """
@@ -17,19 +17,16 @@ from sqlalchemy import (
     case,
     delete,
     func,
-    insert,
-    select,
     update,
 )
 
 from sbp_core.pd.metadata.database import Database
-from sbp_core.pd.metadata.properties import PropertyTable
 from sbp_core.pd.metadata.ranges import RangeTables
 from sbp_core.pd.metadata.servers import ServerTables
 from sbp_core.pd.metadata.tables import (
-    COUNT_MAX,
     cluster,
     ranges,
+    stream_properties,
     streams,
 )
 from sbp_core.pd.metadata.transactions import TransactionTables
@@ -45,18 +42,7 @@ from sbp_core.properties import PROPERTIES_MAX
 
 _STREAM_ID: Final[BindParameter[int]] = bindparam("stream_id")
 _OF_STREAM: Final[BindParameter[int]] = bindparam("of_stream_id")
-_STREAMS: Final = select(*streams.columns)
-_STREAM: Final = _STREAMS.where(streams.c.stream_id == _STREAM_ID)
-_STREAM_OF_NAME: Final = _STREAMS.where(streams.c.name == bindparam("name"))
-_STREAMS_AFTER: Final = (
-    _STREAMS.where(streams.c.stream_id > bindparam("after"))
-    .order_by(streams.c.stream_id)
-    .limit(COUNT_MAX)
-)
-_LAST_STREAM_ID: Final = select(cluster.c.last_stream_id)
 _SET_LAST_STREAM_ID: Final = update(cluster)
-_ADD_STREAM: Final = insert(streams)
-_DELETE_STREAM: Final = delete(streams).where(streams.c.stream_id == _STREAM_ID)
 _CHANGE_STREAM: Final = (
     update(streams)
     .where(streams.c.stream_id == _OF_STREAM)
@@ -88,6 +74,43 @@ _TRIM_STARTS: Final = (
 )
 
 
+class PropertyTable:
+    """The properties of streams, by key; a deleted stream deletes its properties."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of_stream(self, stream_id: int) -> dict[str, str]:
+        """Return the properties of a stream, ordered by key."""
+        rows = self._database.rows(stream_properties, stream_id=stream_id)
+        return {key: value for _, key, value in rows}
+
+    def all(self) -> dict[int, dict[str, str]]:
+        """Return the properties of all streams that have some, by stream id."""
+        found: dict[int, dict[str, str]] = {}
+        for stream_id, key, value in self._database.rows(stream_properties):
+            found.setdefault(stream_id, {})[key] = value
+        return found
+
+    def maybe_mismatch(
+        self, stream_id: int, expected: Mapping[str, str | None]
+    ) -> PropertyMismatch | None:
+        """Return the first property that is not as expected; None expects that there is none."""
+        present = self.of_stream(stream_id) if expected else {}
+        for key, value in expected.items():
+            if present.get(key) != value:
+                return PropertyMismatch(key, value, present.get(key))
+        return None
+
+    def change(self, stream_id: int, changes: Mapping[str, str | None]) -> None:
+        """Set properties, or remove those that are None, within a transaction of the caller."""
+        for key, value in changes.items():
+            if value is None:
+                self._database.remove(stream_properties, stream_id=stream_id, key=key)
+            else:
+                self._database.put(stream_properties, stream_id, key, value)
+
+
 class StreamTables(RangeTables):
     """The streams of a cluster and their ranges."""
 
@@ -103,15 +126,15 @@ class StreamTables(RangeTables):
         self._properties = properties
 
     def create_streams(
-        self, streams: Sequence[NewStream], created_at_ms: int
+        self, news: Sequence[NewStream], created_at_ms: int
     ) -> list[tuple[StreamRecord, RangeRecord] | None]:
         """Create streams, each with an open range from offset 0; None where the name is taken."""
         with self._transaction():
-            ((last_id,),) = self._query(_LAST_STREAM_ID)
+            last_id = self._servers.last_stream_id()
             created: list[tuple[StreamRecord, RangeRecord] | None] = []
             added = []
             names: set[str | None] = set()
-            for new in streams:
+            for new in news:
                 if new.name is not None and (new.name in names or self._is_taken(new.name)):
                     created.append(None)
                     continue
@@ -131,7 +154,7 @@ class StreamTables(RangeTables):
     ) -> None:
         """Add streams of a backup that are not there, with their first ranges and properties."""
         with self._transaction():
-            added = [new for new in news if self._maybe_stream(new[0].stream_id) is None]
+            added = [new for new in news if self.maybe_stream(new[0].stream_id) is None]
             self._add_streams(added)
             for _, first, _ in added:
                 self._begin_without_writers(first)
@@ -142,8 +165,8 @@ class StreamTables(RangeTables):
         with self._transaction():
             deleted = []
             for stream_id in stream_ids:
-                deleted.append(self._maybe_stream(stream_id))
-                self._change(_DELETE_STREAM, stream_id=stream_id)
+                deleted.append(self.maybe_stream(stream_id))
+                self._database.remove(streams, stream_id=stream_id)
             if any(deleted):
                 self._servers.bump_revision(stream_ids)
             return deleted
@@ -175,17 +198,22 @@ class StreamTables(RangeTables):
                 self._servers.bump_revision([stream_id for stream_id, _ in trims])
             return trimmed
 
+    def maybe_stream(self, stream_id: int) -> StreamRecord | None:
+        """Return a stream."""
+        row = self._database.maybe_row(streams, stream_id=stream_id)
+        return row and StreamRecord(*row)
+
     def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
         """Return streams in the order asked for; None where there is none."""
-        return [self._maybe_stream(stream_id) for stream_id in stream_ids]
+        return list(map(self.maybe_stream, stream_ids))
 
     def streams_by_name(self, names: Sequence[str]) -> list[StreamRecord | None]:
         """Return streams in the order asked for; None where there is none."""
-        return [self._maybe_stream_of_name(name) for name in names]
+        return list(map(self._maybe_stream_of_name, names))
 
     def streams_after(self, stream_id: int, count_max: int) -> list[StreamRecord]:
         """Return up to `count_max` streams with ids greater than `stream_id`, by id."""
-        rows = self._query(_STREAMS_AFTER, after=stream_id, count_max=count_max)
+        rows = self._database.page(streams, (stream_id,), count_max)
         return [StreamRecord(*row) for row in rows]
 
     def _is_taken(self, name: str) -> bool:
@@ -194,7 +222,7 @@ class StreamTables(RangeTables):
     def _add_streams(
         self, news: Sequence[tuple[StreamRecord, RangeRecord, Mapping[str, str]]]
     ) -> None:
-        self._database.add(_ADD_STREAM, [astuple(stream) for stream, *_ in news])
+        self._database.add(streams, [astuple(stream) for stream, *_ in news])
         self._insert_ranges([first for _, first, _ in news])
         for stream, _, properties in news:
             self._properties.change(stream.stream_id, properties)
@@ -202,7 +230,7 @@ class StreamTables(RangeTables):
     def _update_stream(
         self, change: StreamChange
     ) -> StreamRecord | ChangeRefusal | PropertyMismatch:
-        if self._maybe_stream(change.stream_id) is None:
+        if self.maybe_stream(change.stream_id) is None:
             return ChangeRefusal.NO_STREAM
         if change.name is not None:
             named = self._maybe_stream_of_name(change.name)
@@ -225,7 +253,7 @@ class StreamTables(RangeTables):
             new_replicas=change.replica_count,
             new_acks=change.ack_count,
         )
-        changed = self._maybe_stream(change.stream_id)
+        changed = self.maybe_stream(change.stream_id)
         assert changed is not None
         return changed
 
@@ -240,17 +268,12 @@ class StreamTables(RangeTables):
         ) + self._change(_TRIM_STARTS, of_stream_id=stream_id, offset=offset)
 
     def _maybe_smallest_range(self, stream_id: int) -> tuple[StreamRecord, RangeRecord] | None:
-        stream = self._maybe_stream(stream_id)
-        found = self.ranges_after((stream_id, -1), 1, stream_id=stream_id, server_id=None)
-        return None if stream is None or not found else (stream, found[0])
-
-    def _maybe_stream(self, stream_id: int) -> StreamRecord | None:
-        rows = self._query(_STREAM, stream_id=stream_id)
-        return StreamRecord(*rows[0]) if rows else None
+        stream, first = self.maybe_stream(stream_id), self.maybe_first_range(stream_id)
+        return None if stream is None or first is None else (stream, first)
 
     def _maybe_stream_of_name(self, name: str) -> StreamRecord | None:
-        rows = self._query(_STREAM_OF_NAME, name=name)
-        return StreamRecord(*rows[0]) if rows else None
+        row = self._database.maybe_row(streams, name=name)
+        return row and StreamRecord(*row)
 
 
 def _new_stream(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
-    Select,
-    Table,
     bindparam,
     delete,
     exists,
@@ -22,7 +20,7 @@ from sqlalchemy import (
 from sbp_core import limits
 from sbp_core.access.rights import CLAIM_MS
 from sbp_core.pd.capacity import Capacity
-from sbp_core.pd.metadata.database import Database, Put
+from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.tables import (
     COUNT_MAX,
     IS_ONE_SHOT,
@@ -52,110 +50,40 @@ from sbp_core.pd.txns.transactions import (
 from sbp_core.wire.txn_id import maybe_batch_of, original_of, owned_name
 
 _PRODUCER: Final = txns.c.producer == bindparam("producer")
-_TXNS: Final = select(
-    txns.c.txn_number,
-    txns.c.producer,
-    txns.c.batch_number,
-    txns.c.record_count,
-    txns.c.digest,
-    txns.c.decided_at_ms,
-)
-_TXN: Final = _TXNS.where(txns.c.txn_number == bindparam("txn_number"))
-_BATCH: Final = _TXNS.where(_PRODUCER, txns.c.batch_number == bindparam("batch_number"))
-_UNPUBLISHED: Final = _TXNS.where(txns.c.txn_number.in_(select(txn_parts.c.txn_number))).order_by(
-    txns.c.txn_number
-)
-_TXNS_AFTER: Final = (
-    _TXNS.where(txns.c.txn_number > bindparam("after")).order_by(txns.c.txn_number).limit(COUNT_MAX)
+_UNPUBLISHED: Final = (
+    select(txns)
+    .where(txns.c.txn_number.in_(select(txn_parts.c.txn_number)))
+    .order_by(txns.c.txn_number)
 )
 # With the sum the few rows of the producer are sorted; else all rows would be read.
 _SORTED: Final = txns.c.txn_number + literal_column("0")
 _TXNS_OF_PRODUCER_AFTER: Final = (
-    _TXNS.where(_PRODUCER, bindparam("after") < _SORTED).order_by(_SORTED).limit(COUNT_MAX)
+    select(txns).where(_PRODUCER, bindparam("after") < _SORTED).order_by(_SORTED).limit(COUNT_MAX)
 )
 _LAST_BATCH: Final = select(func.max(txns.c.batch_number)).where(_PRODUCER)
 _OWNER: Final = (
     select(txns.c.subject).where(_PRODUCER).order_by(txns.c.batch_number.desc()).limit(ONE)
 )
-_CLAIM: Final = Put(producer_claims)
-_IS_CLAIM: Final = producer_claims.c.producer == bindparam("producer")
-_CLAIMANT: Final = select(producer_claims.c.subject).where(_IS_CLAIM)
-_FORGET_CLAIM: Final = delete(producer_claims).where(_IS_CLAIM)
 _FORGET_CLAIMS: Final = delete(producer_claims).where(
     producer_claims.c.claimed_at_ms < bindparam("before_ms")
 )
 _CLAIMS_KEPT_MS: Final = limits.STAGED_TIMEOUT_MS_MAX + 24 * CLAIM_MS
 """Until then what was staged when a claim was made the last time is given up, also if late."""
 _ADD_TXN: Final = insert(txns).returning(txns.c.txn_number)
-_ADD_PART: Final = insert(txn_parts)
-_DECIDED_AFTER: Final = (
-    select(
-        txns.c.txn_number,
-        txns.c.producer,
-        txns.c.batch_number,
-        txns.c.record_count,
-        txns.c.digest,
-        txns.c.decided_at_ms,
-        txns.c.subject,
-    )
-    .where(txns.c.txn_number > bindparam("after"))
-    .order_by(txns.c.txn_number)
-    .limit(COUNT_MAX)
-)
 _LAST_NUMBER: Final = select(func.coalesce(func.max(txns.c.txn_number), 0))
-
-
-def _parts_in(table: Table) -> Select[Any]:
-    return (
-        select(table.c.txn_id, table.c.stream_id, table.c.range_index, table.c.record_count)
-        .where(table.c.txn_number == bindparam("txn_number"))
-        .order_by(table.c.position)
-    )
-
-
-_PARTS: Final = _parts_in(txn_parts)
-_GIVEN_UP: Final = _parts_in(given_up_parts)
-_IS_PUBLISHED: Final = (
-    txn_parts.c.txn_number == bindparam("txn_number"),
-    txn_parts.c.stream_id == bindparam("stream_id"),
-)
-_PUBLISH: Final = delete(txn_parts).where(*_IS_PUBLISHED)
 _GIVE_UP: Final = insert(given_up_parts).from_select(
     [column.name for column in given_up_parts.columns],
     select(*txn_parts.columns, bindparam("given_up_at_ms", type_=BigInteger())).where(
-        *_IS_PUBLISHED
+        txn_parts.c.txn_number == bindparam("txn_number"),
+        txn_parts.c.stream_id == bindparam("stream_id"),
     ),
 )
 _FIRST_NEEDED: Final = select(func.min(txn_parts.c.range_index)).where(
     txn_parts.c.stream_id == bindparam("stream_id")
 )
-_NAMED: Final = (
-    select(txn_parts.c.txn_number).where(txn_parts.c.txn_id == bindparam("txn_id")).limit(ONE)
-)
-_NAMED_IN_STREAM: Final = _NAMED.where(txn_parts.c.stream_id == bindparam("stream_id"))
-
-_ABORTED_AFTER: Final = (
-    select(aborted_txns.c.txn_id, aborted_txns.c.aborted_at_ms)
-    .where(aborted_txns.c.txn_id > bindparam("after"))
-    .order_by(aborted_txns.c.txn_id)
-    .limit(COUNT_MAX)
-)
-_ABORTED_OF_PRODUCER_AFTER: Final = _ABORTED_AFTER.where(
-    aborted_txns.c.producer == bindparam("producer")
-)
-_ADD_ABORTED: Final = insert(aborted_txns)
 _FORGET_ABORTED: Final = delete(aborted_txns).where(
     aborted_txns.c.aborted_at_ms < bindparam("before_ms")
 )
-_ABORTED: Final = select(aborted_txns.c.txn_id).where(aborted_txns.c.txn_id == bindparam("txn_id"))
-_GIVEN_UP_ID: Final = (
-    select(given_up_parts.c.txn_id).where(given_up_parts.c.txn_id == bindparam("txn_id")).limit(ONE)
-)
-_STREAM: Final = select(streams.c.stream_id).where(streams.c.stream_id == bindparam("stream_id"))
-_RANGE: Final = select(ranges.c.stream_id).where(
-    ranges.c.stream_id == bindparam("stream_id"), ranges.c.range_index == bindparam("range_index")
-)
-
 _IS_DONE_WITH: Final = (
     ~exists().where(txn_parts.c.txn_number == txns.c.txn_number),
     ~exists().where(
@@ -186,11 +114,10 @@ class TransactionTables:
     """The decisions, and the Ledger that they are made by; a deleted stream deletes its parts."""
 
     def __init__(self, database: Database, capacity: Capacity) -> None:
+        self._database = database
         self._capacity = capacity
         self._query = database.query
         self._change = database.change
-        self._add = database.add
-        self._put = database.put
         self._transaction = database.transaction
 
     def commit(
@@ -207,19 +134,20 @@ class TransactionTables:
             found = self._maybe_txn(manifest.producer, manifest.batch_number)
             return Decision(is_replay=True, txn=found)
         check_leap(self, manifest, leap_max)
+        decided = Decided(
+            manifest.producer,
+            manifest.batch_number,
+            manifest.record_count,
+            manifest.digest,
+            decided_at_ms,
+            manifest.subject,
+        )
+        parts = tuple(replace(part, batch_count=-1) for part in manifest.parts)
         with self._transaction():
-            check_parts(self, manifest.parts)
-            ((txn_number,),) = self._query(
-                _ADD_TXN,
-                producer=manifest.producer,
-                batch_number=manifest.batch_number,
-                record_count=manifest.record_count,
-                digest=manifest.digest,
-                decided_at_ms=decided_at_ms,
-                subject=manifest.subject,
-            )
-            self._add(
-                _ADD_PART,
+            check_parts(self, parts)
+            txn_number = self._add_txn(decided)
+            self._database.add(
+                txn_parts,
                 [
                     (
                         txn_number,
@@ -229,24 +157,16 @@ class TransactionTables:
                         each.range_index,
                         each.record_count,
                     )
-                    for position, each in enumerate(manifest.parts)
+                    for position, each in enumerate(parts)
                 ],
             )
             if manifest.subject is not None:  # from here on the decision has it
                 for name in names:
-                    self._change(_FORGET_CLAIM, producer=name)
+                    self._database.remove(producer_claims, producer=name)
             self._forget_decisions(manifest.producer, decided_at_ms)
             self._capacity.check("txns")
-        decided = TxnRecord(
-            txn_number,
-            manifest.producer,
-            manifest.batch_number,
-            manifest.record_count,
-            manifest.digest,
-            decided_at_ms,
-            tuple(replace(part, batch_count=-1) for part in manifest.parts),
-        )
-        return Decision(is_replay=False, txn=decided)
+        fields = (txn_number, *astuple(decided)[:-1], parts)
+        return Decision(is_replay=False, txn=TxnRecord(*fields))
 
     def abort(
         self, parts: Sequence[Part], aborted_at_ms: int, subject: str | None = None
@@ -268,7 +188,7 @@ class TransactionTables:
                 self._change(_FORGET_ABORTED, before_ms=aborted_at_ms - limits.ABORTED_TXNS_KEPT_MS)
                 batches = {txn_id: maybe_batch_of(txn_id) or (None, None) for txn_id in given_up}
                 aborted = [(each, batches[each][0], aborted_at_ms) for each in batches]
-                self._add(_ADD_ABORTED, aborted)
+                self._database.add(aborted_txns, aborted)
                 self._capacity.check("aborted_txns")
         return verdicts
 
@@ -284,7 +204,7 @@ class TransactionTables:
                 name for name in names.values() if self.maybe_owner(name) not in {None, subject}
             }
             for name in set(names.values()) - foreign:
-                self._put(_CLAIM, producer=name, subject=subject, claimed_at_ms=now_ms)
+                self._database.put(producer_claims, name, subject, now_ms)
             self._capacity.check("producer_claims")
         return [txn_id for txn_id, name in names.items() if name in foreign]
 
@@ -292,20 +212,16 @@ class TransactionTables:
         """Forget the parts of (decision's number, stream id): they are visible."""
         with self._transaction():
             for txn_number, stream_id in published:
-                self._change(_PUBLISH, txn_number=txn_number, stream_id=stream_id)
+                self._database.remove(txn_parts, txn_number=txn_number, stream_id=stream_id)
 
     def give_up(self, txn_number: int, stream_id: int, given_up_at_ms: int) -> TxnRecord:
         """Note that what a decision has in a stream is lost; return the decision as it is then."""
+        lost = {"txn_number": txn_number, "stream_id": stream_id}
         with self._transaction():
-            self._change(
-                _GIVE_UP,
-                txn_number=txn_number,
-                stream_id=stream_id,
-                given_up_at_ms=given_up_at_ms,
-            )
-            self._change(_PUBLISH, txn_number=txn_number, stream_id=stream_id)
-        (txn,) = self._txns(_TXN, txn_number=txn_number)
-        return txn
+            self._change(_GIVE_UP, **lost, given_up_at_ms=given_up_at_ms)
+            self._database.remove(txn_parts, **lost)
+        (row,) = self._database.rows(txns, txn_number=txn_number)
+        return self._txn(row)
 
     def maybe_decided(self, producer: str, batch_number: int) -> Decision | None:
         """Return what was decided of a batch; None if nothing was."""
@@ -316,33 +232,31 @@ class TransactionTables:
 
     def unpublished(self) -> list[TxnRecord]:
         """Return the decisions that are not published, the oldest first."""
-        return self._txns(_UNPUBLISHED)
+        return list(map(self._txn, self._query(_UNPUBLISHED)))
 
     def txns_after(
         self, txn_number: int, count_max: int, producer: str | None = None
     ) -> list[TxnRecord]:
         """Return up to `count_max` decisions beyond one, in their order; of a producer, or all."""
         if producer is None:
-            return self._txns(_TXNS_AFTER, after=txn_number, count_max=count_max)
-        return self._txns(
-            _TXNS_OF_PRODUCER_AFTER, producer=producer, after=txn_number, count_max=count_max
-        )
+            rows = self._database.page(txns, (txn_number,), count_max)
+        else:
+            rows = self._query(
+                _TXNS_OF_PRODUCER_AFTER, producer=producer, after=txn_number, count_max=count_max
+            )
+        return list(map(self._txn, rows))
 
     def aborted_after(
         self, txn_id: str, count_max: int, producer: str | None = None
     ) -> list[AbortedTxn]:
         """Return up to `count_max` aborted ones beyond an id, by id; of a producer, or all."""
-        if producer is None:
-            rows = self._query(_ABORTED_AFTER, after=txn_id, count_max=count_max)
-        else:
-            rows = self._query(
-                _ABORTED_OF_PRODUCER_AFTER, producer=producer, after=txn_id, count_max=count_max
-            )
-        return [AbortedTxn(*row) for row in rows]
+        chosen = {} if producer is None else {"producer": producer}
+        rows = self._database.page(aborted_txns, (txn_id,), count_max, **chosen)
+        return [AbortedTxn(row.txn_id, row.aborted_at_ms) for row in rows]
 
     def decided_after(self, txn_number: int, count_max: int) -> list[tuple[int, Decided]]:
         """Return up to `count_max` decisions beyond one, with their numbers, without parts."""
-        rows = self._query(_DECIDED_AFTER, after=txn_number, count_max=count_max)
+        rows = self._database.page(txns, (txn_number,), count_max)
         return [(number, Decided(*columns)) for number, *columns in rows]
 
     def last_number(self) -> int:
@@ -353,17 +267,8 @@ class TransactionTables:
         """Add decisions of a backup, which are published; those that are there are kept."""
         with self._transaction():
             for each in decisions:
-                known = self._query(_BATCH, producer=each.producer, batch_number=each.batch_number)
-                if not known:
-                    self._query(
-                        _ADD_TXN,
-                        producer=each.producer,
-                        batch_number=each.batch_number,
-                        record_count=each.record_count,
-                        digest=each.digest,
-                        decided_at_ms=each.decided_at_ms,
-                        subject=each.subject,
-                    )
+                if self._maybe_txn(each.producer, each.batch_number) is None:
+                    self._add_txn(each)
             self._capacity.check("txns")
 
     def first_needed_range(self, stream_id: int, range_index: int) -> int:
@@ -383,47 +288,49 @@ class TransactionTables:
 
         The last decision says it, and before the first one who stages.
         """
-        for which in (_OWNER, _CLAIMANT):
-            for (subject,) in self._query(which, producer=producer):
-                if subject is not None:
-                    return str(subject)
-        return None
+        for (subject,) in self._query(_OWNER, producer=producer):
+            if subject is not None:
+                return str(subject)
+        claim = self._database.maybe_row(producer_claims, producer=producer)
+        return claim and str(claim.subject)
 
     def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
         """Whether a committed part that is not published yet is of a transaction, in a stream."""
-        if stream_id is None:
-            return bool(self._query(_NAMED, txn_id=txn_id))
-        return bool(self._query(_NAMED_IN_STREAM, txn_id=txn_id, stream_id=stream_id))
+        chosen = {} if stream_id is None else {"stream_id": stream_id}
+        return self._database.has(txn_parts, txn_id=txn_id, **chosen)
 
     def is_aborted(self, txn_id: str) -> bool:
         """Whether a transaction was aborted, or given up after its commit."""
-        return bool(
-            self._query(_ABORTED, txn_id=txn_id) or self._query(_GIVEN_UP_ID, txn_id=txn_id)
+        return any(
+            self._database.has(each, txn_id=txn_id) for each in (aborted_txns, given_up_parts)
         )
 
     def has_stream(self, stream_id: int) -> bool:
         """Whether there is a stream."""
-        return bool(self._query(_STREAM, stream_id=stream_id))
+        return self._database.has(streams, stream_id=stream_id)
 
     def has_range(self, stream_id: int, range_index: int) -> bool:
         """Whether a stream has a range."""
-        return bool(self._query(_RANGE, stream_id=stream_id, range_index=range_index))
+        return self._database.has(ranges, stream_id=stream_id, range_index=range_index)
 
     # Inside
 
+    def _add_txn(self, decided: Decided) -> int:
+        ((txn_number,),) = self._query(_ADD_TXN, **asdict(decided))
+        return int(txn_number)
+
     def _maybe_txn(self, producer: str, batch_number: int) -> TxnRecord | None:
-        found = self._txns(_BATCH, producer=producer, batch_number=batch_number)
-        return found[0] if found else None
+        row = self._database.maybe_row(txns, producer=producer, batch_number=batch_number)
+        return row and self._txn(row)
 
-    def _txns(self, which: Select[Any], **values: int | str) -> list[TxnRecord]:
-        rows: Sequence[tuple[int, str, int, int, bytes, int]] = self._query(which, **values)
-        return [
-            TxnRecord(*txn, self._parts(_PARTS, txn[0]), self._parts(_GIVEN_UP, txn[0]))
-            for txn in rows
-        ]
-
-    def _parts(self, which: Select[Any], txn_number: int) -> tuple[Part, ...]:
-        return tuple(Part(*part) for part in self._query(which, txn_number=txn_number))
+    def _txn(self, row: Any) -> TxnRecord:
+        *columns, _ = row
+        parts, given_up = (
+            tuple(Part(*part[2:6]) for part in self._database.rows(table, txn_number=row[0]))
+            for table in (txn_parts, given_up_parts)
+        )
+        fields = (*columns, parts, given_up)
+        return TxnRecord(*fields)
 
     def _forget_decisions(self, producer: str, now_ms: int) -> None:
         """Keep the last decisions of a producer, and those that are not published.
@@ -443,7 +350,3 @@ class TransactionTables:
             before_ms=now_ms - limits.ONE_SHOT_KEPT_MS,
             given_up_since_ms=given_up_since_ms,
         )
-
-
-def _stored(part: Part) -> tuple[str, int, int, int]:
-    return part.txn_id, part.stream_id, part.range_index, part.record_count

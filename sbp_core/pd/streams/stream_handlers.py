@@ -259,7 +259,7 @@ class PlacementDriverHandlers:
             claimed = CommitId(request.store_commit, life_id)
 
         def check(store: MetadataStore) -> CommitId:
-            store.check_history(claimed)
+            store.database.check_history(claimed)
             return store.last_commit
 
         return await self._store.run(check)
@@ -432,7 +432,7 @@ def _standing(
     """
     life = request.store_life
     lacks_commit = life is not None and not (
-        is_life_id(life) and store.has_commit(CommitId(request.store_commit, life))
+        is_life_id(life) and store.database.has_commit(CommitId(request.store_commit, life))
     )
     is_asked = not request.range_owners and request.since_revision >= 0
     changed = store.servers.maybe_changed_since(request.since_revision) if is_asked else None

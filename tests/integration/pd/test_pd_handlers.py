@@ -77,8 +77,8 @@ def test_a_server_of_an_earlier_version_needs_no_secret_and_keeps_its_place(run)
         server_id = await cluster.allocate()
 
         def forget(store):
-            with store.servers._transaction():
-                store._database.change(text("DELETE FROM server_secrets"))
+            with store.database.transaction():
+                store.database.change(text("DELETE FROM server_secrets"))
 
         await cluster.driver._store.run(forget)
         assert (await cluster.beat(server_id, "h:1")).status.code == 0

@@ -20,7 +20,7 @@ from sbp_core.errors import (
 from sbp_core.pd.metadata import database
 from sbp_core.pd.metadata.history import epoch_of
 from sbp_core.pd.metadata.leadership import Leader, Leadership, Node
-from sbp_core.pd.metadata.postgresql_inspection import accept_database, check_database
+from sbp_core.pd.metadata.postgresql_offline import accept_database, check_database
 from sbp_core.pd.metadata.store import StoreThread, open_store
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION, cluster
 from sbp_core.pd.model import NewStream
@@ -180,7 +180,7 @@ def test_nobody_takes_over_while_a_transaction_of_the_leader_runs(url, opened):
     store.lead(next_term(url))
     taker = psycopg.connect(url, autocommit=True)
     taker.execute("SET lock_timeout = 50")
-    with store._database.transaction(), pytest.raises(psycopg.errors.LockNotAvailable):
+    with store.database.transaction(), pytest.raises(psycopg.errors.LockNotAvailable):
         taker.execute("UPDATE leader SET term = term + 1")
     taker.execute("UPDATE leader SET term = term + 1")
     taker.close()
@@ -193,7 +193,7 @@ def test_a_leader_that_is_paused_in_a_transaction_does_not_keep_others_away(url,
     paused.lead(next_term(url, "paused"))
 
     def pause_while_another_takes_over():
-        with paused._database.transaction():
+        with paused.database.transaction():
             create_in_transaction(paused)
             # Waits until the database ends the silent session, which holds the row of the leader.
             other.lead(next_term(url, "other"))
@@ -209,7 +209,7 @@ def test_a_leader_that_is_paused_in_a_transaction_does_not_keep_others_away(url,
 
 
 def create_in_transaction(store):
-    store._database.change(update(cluster), revision=7)
+    store.database.change(update(cluster), revision=7)
 
 
 def test_a_read_of_a_former_leader_is_not_used(url, opened):
@@ -283,7 +283,7 @@ def test_a_new_leader_counts_on_in_a_life_of_its_own(url, opened):
     create(first, "a")
     known = first.last_commit
     second.lead(next_term(url, "second"))
-    assert second.has_commit(known)
+    assert second.database.has_commit(known)
     assert second.last_commit.number == known.number + 1
     assert second.last_commit.life_id != known.life_id
     before = second.last_commit
@@ -306,16 +306,16 @@ def test_a_database_that_was_restored_from_a_backup_is_noticed_and_can_be_accept
     home.close()
     restored = PostgresqlHome(backup)
     store = restored.open()
-    assert not store.has_commit(lost)
+    assert not store.database.has_commit(lost)
     with pytest.raises(StatusError, match=f"knows {lost}.*sbp pd accept"):
-        store.check_history(lost)
+        store.database.check_history(lost)
     with pytest.raises(StatusError, match="an older copy"):
         create(store, "c")
     restored.close()
     assert main(["pd", "accept", backup]) == 0
     assert "accepted after commit" in capsys.readouterr().out
     store = restored.open()
-    store.check_history(lost)
+    store.database.check_history(lost)
     assert epoch_of(store.last_commit.life_id) > 0
     assert create(store, "c")[0] > lost_id + (1 << 39)
     restored.close()
@@ -407,7 +407,7 @@ def test_a_standby_is_refused(url, opened):
 def test_a_primary_that_turns_read_only_is_unavailable_and_left(postgresql, url, opened, claims):
     store, claim = opened(), claims("a")
     store.lead(claim.hold())
-    session = store._database.query(text("SELECT pg_backend_pid()"))
+    session = store.database.query(text("SELECT pg_backend_pid()"))
     with postgresql.read_only():
         with pytest.raises(StoreUnavailableError, match="read-only"):
             create(store, "lost")
@@ -416,7 +416,7 @@ def test_a_primary_that_turns_read_only_is_unavailable_and_left(postgresql, url,
                 claim.hold()
     assert claim.hold() == 1
     create(store, "a")
-    assert store._database.query(text("SELECT pg_backend_pid()")) != session
+    assert store.database.query(text("SELECT pg_backend_pid()")) != session
 
 
 def test_a_database_of_others_is_refused(url):
