@@ -306,7 +306,7 @@ class Observation:
         yield _SERVERS.of(len(live), "live")
         yield _SERVERS.of(len(draining), "draining")
         now_ms = self._clock.wall_ms()
-        open_count, oldest_ms = self._publisher.open_decisions()
+        open_count, oldest_ms = self._publisher.open_decisions.count()
         yield _OPEN.of(open_count)
         age_ms = 0 if oldest_ms is None else max(0, now_ms - oldest_ms)
         yield _OPEN_AGE.of(age_ms / 1000)

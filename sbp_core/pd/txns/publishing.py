@@ -3,8 +3,8 @@
 The streams of a decision are published at the same time. In one stream, END_TXN of a decision is
 sent only after the store has recorded that the decision before it is published there. A failure is
 retried, also after a restart. Only records that a range server reports as lost are given up, and
-only on request: `GiveUpWishes` has these requests. Only the range server knows whether something
-can still be published, so a request waits for the next answer of the server.
+only on request. Only the range server knows whether something can still be published, so a request
+waits for the next answer of the server.
 
 Read `publications.py` first: the states and inputs of one publication.
 """
@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
@@ -29,7 +29,6 @@ from sbp_core.errors import (
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.pd.txns.ending import Combiner, RangeServers, Route
-from sbp_core.pd.txns.hold import Hold
 from sbp_core.pd.txns.publications import (
     Publication,
     PublicationInput,
@@ -43,11 +42,7 @@ from sbp_core.wire.status import check_status
 
 _LOG: Final = logging.getLogger(__name__)
 
-_ASKING: Final = {
-    PublicationState.ENDING,
-    PublicationState.COPIED,
-    PublicationState.STUCK,
-}
+_ASKING: Final = {PublicationState.ENDING, PublicationState.COPIED, PublicationState.STUCK}
 _PAUSING: Final = {
     None,
     PublicationInput.INCOMPLETE,
@@ -75,14 +70,14 @@ class Progress:
     given_up: tuple[Part, ...]
 
 
+@dataclass(slots=True)
 class _Open:
     """A decision that is not published yet in some streams."""
 
-    def __init__(self, txn: TxnRecord) -> None:
-        self.hidden_in = {part.stream_id for part in txn.parts}
-        self.given_up = txn.given_up
-        self.decided_at_ms = txn.decided_at_ms
-        self.is_over = asyncio.Event()
+    hidden_in: set[int]
+    given_up: tuple[Part, ...]
+    decided_at_ms: int
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class OpenDecisions:
@@ -96,7 +91,8 @@ class OpenDecisions:
 
     def add(self, txn: TxnRecord) -> None:
         """Add a decision that is to be published."""
-        self._open[txn.txn_number] = _Open(txn)
+        hidden_in = {part.stream_id for part in txn.parts}
+        self._open[txn.txn_number] = _Open(hidden_in, txn.given_up, txn.decided_at_ms)
         self._are_over.clear()
 
     async def wait_all(self) -> None:
@@ -109,7 +105,7 @@ class OpenDecisions:
         return len(self._open), oldest_ms
 
     def stop(self) -> None:
-        """End all calls of `wait`."""
+        """End all waiting calls."""
         self._is_stopped = True
         self._are_over.set()
         for decision in self._open.values():
@@ -125,16 +121,14 @@ class OpenDecisions:
                 await decision.is_over.wait()
         return Progress(not decision.hidden_in, decision.given_up)
 
-    def note_given_up(self, txn: TxnRecord) -> None:
-        """Note what was given up of a decision so far."""
-        if txn.txn_number in self._open:
-            self._open[txn.txn_number].given_up = txn.given_up
-
-    def note_done(self, txn_number: int, stream_id: int) -> None:
-        """Note that a decision is published, or given up, in a stream."""
+    def note_done(
+        self, txn_number: int, stream_id: int, given_up: tuple[Part, ...] | None = None
+    ) -> None:
+        """Note that a decision is published in a stream, or given up: all that was so far."""
         decision = self._open.get(txn_number)
         if decision is None:
             return
+        decision.given_up = decision.given_up if given_up is None else given_up
         decision.hidden_in.discard(stream_id)
         if not decision.hidden_in:
             decision.is_over.set()
@@ -143,80 +137,117 @@ class OpenDecisions:
                 self._are_over.set()
 
 
-@dataclass(slots=True)
-class _Wish:
-    """A request to give a publication up: its answer, and how many calls wait for it."""
-
-    answer: asyncio.Future[Exception | None]
-    waiter_count: int = 0
-
-
-class GiveUpWishes:
-    """Requests to give publications up, and the pauses between retries, which they end."""
+class GiveUpRequests:
+    """The calls that ask to give one publication up. They end the pause before its next try."""
 
     def __init__(self) -> None:
-        self._wishes: dict[PublicationKey, _Wish] = {}
-        self._pauses: dict[PublicationKey, asyncio.Event] = {}
+        self._answers: set[asyncio.Future[Exception | None]] = set()
+        self._is_asked = asyncio.Event()
 
-    async def wish(self, key: PublicationKey, timeout_ms: float) -> Exception | None:
-        """Return why a publication is not given up; None if it is, or is published.
+    async def ask(self, timeout_ms: float) -> Exception | None:
+        """Return why the publication is not given up; None if it is, or is published.
 
-        UNANSWERED if the server does not answer in time. A request ends with its last waiting call.
+        UNANSWERED if the server does not answer in time.
         """
-        wish = self._wishes.setdefault(key, _Wish(asyncio.get_running_loop().create_future()))
-        wish.waiter_count += 1
-        if key in self._pauses:
-            self._pauses[key].set()
+        answer: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._answers.add(answer)
+        self._is_asked.set()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await asyncio.shield(wish.answer)
+                return await answer
         except TimeoutError:
             return UNANSWERED
         finally:
-            wish.waiter_count -= 1
-            if not wish.waiter_count and self._wishes.get(key) is wish:
-                del self._wishes[key]
+            self._answers.discard(answer)
 
     @contextmanager
-    def granting(self, key: PublicationKey) -> Iterator[bool]:
-        """Whether a publication is to be given up: the body does that, or raises why it cannot.
+    def granting(self) -> Iterator[bool]:
+        """Whether the publication is to be given up: the body does that, or raises why it cannot.
 
         The calls that wait for it get the outcome afterwards.
         """
-        wish = self._wishes.pop(key, None)
+        answers, self._answers = self._answers, set()
         reason: Exception | None = STOPPING
         try:
-            yield wish is not None
+            yield bool(answers)
         except Exception as error:
             reason = error
             raise
         else:
             reason = None
         finally:
-            if wish is not None:
-                wish.answer.set_result(reason)
+            _answer(answers, reason)
 
-    def answer(self, key: PublicationKey, reason: Exception | None) -> None:
-        """Answer the calls that wait: why a publication is not given up, None if it need not be."""
-        wish = self._wishes.pop(key, None)
-        if wish is not None:
-            wish.answer.set_result(reason)
+    def answer(self, reason: Exception | None) -> None:
+        """Answer all calls: why the publication is not given up, None if it need not be."""
+        _answer(self._answers, reason)
+        self._answers = set()
 
-    def stop(self) -> None:
-        """Answer all calls that nothing is given up now."""
-        for key in list(self._wishes):
-            self.answer(key, STOPPING)
-
-    async def pause(self, key: PublicationKey, seconds: float) -> None:
-        """Wait, at most until the publication is to be given up."""
-        is_wished = self._pauses.setdefault(key, asyncio.Event())
-        try:
+    async def pause(self, seconds: float) -> None:
+        """Wait, at most until somebody asks."""
+        self._is_asked.clear()
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await is_wished.wait()
-        except TimeoutError:
-            pass
+                await self._is_asked.wait()
+
+
+def _answer(answers: Iterable[asyncio.Future[Exception | None]], reason: Exception | None) -> None:
+    for each in answers:
+        if not each.done():
+            each.set_result(reason)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A publication in the queue of its stream."""
+
+    publication: Publication
+    requests: GiveUpRequests = field(default_factory=GiveUpRequests)
+    is_stuck: bool = False
+    """Whether it cannot be published as it was committed, so far."""
+
+    @property
+    def key(self) -> PublicationKey:
+        return self.publication.txn_number, self.publication.stream_id
+
+
+class _Hold:
+    """Lets many pass at a time, or one hold them all up; on one event loop."""
+
+    def __init__(self) -> None:
+        self._passing_count = 0
+        self._is_held = False
+        self._has_changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def passing(self) -> AsyncIterator[None]:
+        """Pass, after a hold that lasts now."""
+        async with self._has_changed:
+            await self._has_changed.wait_for(lambda: not self._is_held)
+            self._passing_count += 1
+        try:
+            yield
         finally:
-            del self._pauses[key]
+            self._passing_count -= 1
+            await self._notify()
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Let nobody pass in the body, which begins when nobody is passing any longer."""
+        async with self._has_changed:
+            await self._has_changed.wait_for(lambda: not self._is_held)
+            self._is_held = True
+        try:
+            async with self._has_changed:
+                await self._has_changed.wait_for(lambda: not self._passing_count)
+            yield
+        finally:
+            self._is_held = False
+            await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._has_changed:
+            self._has_changed.notify_all()
 
 
 class Publisher:
@@ -229,12 +260,11 @@ class Publisher:
         self._servers = servers
         self._sealer = sealer
         self._clock = clock
-        self._queues: dict[int, deque[Publication]] = {}
-        self._open = OpenDecisions()
-        self._stuck: set[PublicationKey] = set()
+        self._queues: dict[int, deque[_Pending]] = {}
+        """By stream: its publications, of which the first one is under way."""
+        self.open_decisions: Final = OpenDecisions()
         self._tasks: set[asyncio.Task[None]] = set()
         self._recorder = Combiner(self._record, limits.STREAMS_PER_REQUEST_MAX)
-        self._wishes = GiveUpWishes()
         self._is_stopped = False
         self._loop: asyncio.AbstractEventLoop
         self._last_number = -1
@@ -242,7 +272,7 @@ class Publisher:
         self._may_lack_one = True
         """Whether a decision may be in the store that was not passed on: an error hid it."""
         self._catching_up: asyncio.Task[None] | None = None
-        self._hold = Hold()
+        self._hold = _Hold()
 
     async def start(self) -> None:
         """Continue with what was not published when the last placement driver ended."""
@@ -252,8 +282,10 @@ class Publisher:
     async def stop(self) -> None:
         """Leave the rest to the next start; all waiting calls end."""
         self._is_stopped = True
-        self._open.stop()
-        self._wishes.stop()
+        self.open_decisions.stop()
+        for queue in self._queues.values():
+            for each in queue:
+                each.requests.answer(STOPPING)
         await cancel_all(self._tasks)
         await self._recorder.stop()
 
@@ -277,9 +309,7 @@ class Publisher:
                 return await self._store.run(decide)
         except StoreUnavailableError:
             if self._catching_up is None or self._catching_up.done():
-                self._catching_up = asyncio.create_task(self._catch_up_soon())
-                self._tasks.add(self._catching_up)
-                self._catching_up.add_done_callback(self._tasks.discard)
+                self._catching_up = self._start_task(self._catch_up_soon())
             raise
 
     @asynccontextmanager
@@ -289,7 +319,7 @@ class Publisher:
         A decision that an error hid may still be in the store: look there. Waits without end.
         """
         async with self._hold.held():
-            await self._open.wait_all()
+            await self.open_decisions.wait_all()
             yield
 
     def _pass_on(self, txn: TxnRecord) -> None:
@@ -311,7 +341,7 @@ class Publisher:
         self._may_lack_one = False
 
     async def _catch_up_soon(self) -> None:
-        """Do so when the store is available again, also if its caller has left."""
+        """Catch up when the store is available again, even if the client has disconnected."""
         while self._may_lack_one:
             try:
                 await self._store.run(self._catch_up)
@@ -324,18 +354,18 @@ class Publisher:
         publications = publications_of(txn.txn_number, txn.parts)
         if self._is_stopped or not publications:
             return
-        self._open.add(txn)
+        self.open_decisions.add(txn)
         for each in publications:
             queue = self._queues.setdefault(each.stream_id, deque())
-            queue.append(each)
+            queue.append(_Pending(each))
             if len(queue) == 1:
-                task = asyncio.create_task(self._publish_all(each.stream_id, queue))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._start_task(self._publish_all(each.stream_id, queue))
 
-    async def wait_published(self, txn: TxnRecord, timeout_ms: float) -> Progress:
-        """Wait until a decision is visible, or given up, in all its streams, but not for longer."""
-        return await self._open.wait(txn, timeout_ms)
+    def _start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def give_up(self, txn: TxnRecord, timeout_ms: float) -> dict[int, Reason]:
         """Give up what a decision has in the streams whose range servers have lost some of it.
@@ -352,17 +382,14 @@ class Publisher:
             if reason is not None
         }
 
-    def open_decisions(self) -> tuple[int, int | None]:
-        """Return how many decisions are being published, and when the oldest was made, in ms."""
-        return self._open.count()
-
     def stuck_numbers(self) -> set[int]:
         """Return the decisions that cannot be published as they were committed, so far."""
-        return {txn_number for txn_number, _ in self._stuck}
+        pending = (each for queue in self._queues.values() for each in queue)
+        return {each.publication.txn_number for each in pending if each.is_stuck}
 
-    async def _publish_all(self, stream_id: int, queue: deque[Publication]) -> None:
+    async def _publish_all(self, stream_id: int, queue: deque[_Pending]) -> None:
         while queue:
-            await self._publish(queue)
+            await self._publish(queue[0])
             queue.popleft()
         del self._queues[stream_id]
 
@@ -371,59 +398,62 @@ class Publisher:
     ) -> Reason | None:
         if self._is_stopped:
             return STOPPING
-        waiting = [each.txn_number for each in self._queues.get(stream_id, ())]
-        if txn_number not in waiting:
-            return None
-        if txn_number != waiting[0]:
-            return EARLIER_FIRST
-        return await self._wishes.wish((txn_number, stream_id), timeout_ms)
+        for position, each in enumerate(self._queues.get(stream_id, ())):
+            if each.publication.txn_number == txn_number:
+                return EARLIER_FIRST if position else await each.requests.ask(timeout_ms)
+        return None
 
-    async def _publish(self, queue: deque[Publication]) -> None:
+    async def _publish(self, pending: _Pending) -> None:
         """Publish or give up the first of a stream's publications."""
         loop = asyncio.get_running_loop()
-        key = (queue[0].txn_number, queue[0].stream_id)
         failure_count, logged_at = 0, -limits.STUCK_LOG_INTERVAL_MS / 1000
-        while queue[0].state is not PublicationState.SETTLED:
+        while pending.publication.state is not PublicationState.SETTLED:
             error: Exception | None
             try:
-                error = await self._step(queue)
+                error = await self._step(pending)
             except Exception as failure:  # noqa: BLE001 - a decision is always retried
                 error = failure
             if error is None:
                 continue
-            self._wishes.answer(key, error)
+            pending.requests.answer(error)
             if loop.time() - logged_at >= limits.STUCK_LOG_INTERVAL_MS / 1000:
                 logged_at = loop.time()
-                _log(queue[0], error)
+                _log(pending.publication, error)
             wait_ms = limits.RETRY_BACKOFF_MS * 2 ** min(failure_count, 16)
-            await self._wishes.pause(key, min(wait_ms, limits.RETRY_BACKOFF_MS_MAX) / 1000)
+            await pending.requests.pause(min(wait_ms, limits.RETRY_BACKOFF_MS_MAX) / 1000)
             failure_count += 1
-        self._stuck.discard(key)
-        self._wishes.answer(key, None)
+        pending.requests.answer(None)
 
-    async def _step(self, queue: deque[Publication]) -> SbpError | None:
-        """Do the first publication's next step; return or raise why to wait before another."""
-        publication = queue[0]
+    async def _step(self, pending: _Pending) -> SbpError | None:
+        """Do the next step of a publication; return or raise why to wait before another."""
+        publication = pending.publication
+        error = None
+        learned: PublicationInput | None
         if publication.state is PublicationState.PUBLISHED:
-            await self._settle(publication)
-            queue[0] = publication.after(PublicationInput.RECORDED)
-            return None
-        route = await self._servers.maybe_route(publication.stream_id, publication.range_index)
-        if route is None:
-            self._open.note_done(publication.txn_number, publication.stream_id)
-            queue[0] = publication.after(PublicationInput.STREAM_DELETED)
-            return None
-        if publication.state is PublicationState.MOVING:
-            await self._find_next(publication, route)
-            queue[0] = publication.after(PublicationInput.MOVED)
-            return None
-        error = await self._ask(publication, route)
-        learned = publication.maybe_learned(error)
+            self.open_decisions.note_done(*pending.key)
+            await self._recorder.submit(pending.key)
+            self._servers.drop(publication.leftovers)
+            learned = PublicationInput.RECORDED
+        elif (
+            route := await self._servers.maybe_route(publication.stream_id, publication.range_index)
+        ) is None:
+            self.open_decisions.note_done(*pending.key)
+            learned = PublicationInput.STREAM_DELETED
+        elif publication.state is PublicationState.MOVING:
+            if route.is_last:  # finish a seal that was cut short
+                (result,) = await self._sealer.seal(
+                    [RangeId(publication.stream_id, publication.range_index)]
+                )
+                check_status(result.status)
+            learned = PublicationInput.MOVED
+        else:
+            error = await self._ask(publication, route)
+            learned = publication.maybe_learned(error)
         if learned is not None:
-            queue[0] = publication.after(learned)
-        if queue[0].state is PublicationState.STUCK:
-            self._stuck.add((publication.txn_number, publication.stream_id))
-        if learned is PublicationInput.INCOMPLETE and await self._give_up(queue):
+            pending.publication = publication.after(learned)
+        if pending.publication.state is PublicationState.STUCK:
+            pending.is_stuck = True
+        if learned is PublicationInput.INCOMPLETE and await self._give_up(pending):
             return None
         return error if learned in _PAUSING else None
 
@@ -437,41 +467,22 @@ class Publisher:
             return error
         return None
 
-    async def _give_up(self, queue: deque[Publication]) -> bool:
-        """Give up the first publication, whose records are lost, if that was requested."""
-        stuck = queue[0]
-        key = (stuck.txn_number, stuck.stream_id)
-        with self._wishes.granting(key) as is_wished:
-            if is_wished:
+    async def _give_up(self, pending: _Pending) -> bool:
+        """Give up a publication whose records are lost, if that was requested."""
+        stuck, key = pending.publication, pending.key
+        with pending.requests.granting() as is_asked:
+            if is_asked:
                 now_ms = self._clock.wall_ms()
                 txn = await self._store.run(lambda store: store.transactions.give_up(*key, now_ms))
-                queue[0] = stuck.after(PublicationInput.GIVEN_UP)
+                pending.publication = stuck.after(PublicationInput.GIVEN_UP)
                 _LOG.error(
                     "records given up batch=%d producer=%s records=%d stream=%d: their range"
                     " server lost them; the stream continues without them",
-                    txn.batch_number,
-                    txn.producer,
-                    stuck.record_count,
-                    stuck.stream_id,
+                    *(txn.batch_number, txn.producer, stuck.record_count, stuck.stream_id),
                 )
-                self._open.note_given_up(txn)
-                self._open.note_done(*key)
+                self.open_decisions.note_done(*key, txn.given_up)
                 self._servers.drop(stuck.remains)
-        return is_wished
-
-    async def _find_next(self, publication: Publication, route: Route) -> None:
-        """Make sure that there is a range after a sealed one: finish a seal that was cut short."""
-        if route.is_last:
-            (result,) = await self._sealer.seal(
-                [RangeId(publication.stream_id, publication.range_index)]
-            )
-            check_status(result.status)
-
-    async def _settle(self, publication: Publication) -> None:
-        key = (publication.txn_number, publication.stream_id)
-        self._open.note_done(*key)
-        await self._recorder.submit(key)
-        self._servers.drop(publication.leftovers)
+        return is_asked
 
     async def _record(self, published: Sequence[tuple[int, int]]) -> list[None]:
         await self._store.run(lambda store: store.transactions.record_published(published))

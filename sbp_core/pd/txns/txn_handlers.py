@@ -124,7 +124,7 @@ class TxnHandlers:
         txn = decision.txn
         progress = _FORGOTTEN
         if txn is not None:
-            progress = await self._publisher.wait_published(txn, _wait_ms(request))
+            progress = await self._publisher.open_decisions.wait(txn, _wait_ms(request))
         return _decision_answer(txn, progress, is_replay=decision.is_replay)
 
     async def _give_up(self, call: ServerCall, request: CommitTxnRequest) -> Answer:

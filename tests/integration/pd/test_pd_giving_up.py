@@ -20,7 +20,7 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.metadata.transactions import TransactionTables
 from sbp_core.pd.txns.ending import RangeServers
-from sbp_core.pd.txns.publishing import EARLIER_FIRST, STOPPING, UNANSWERED, GiveUpWishes
+from sbp_core.pd.txns.publishing import EARLIER_FIRST, STOPPING, UNANSWERED, GiveUpRequests
 from sbp_core.pd.txns.txn_handlers import explain, refusal
 from sbp_core.wire.headers import CommitTxnRequest, EndTxnResponse
 from sbp_core.wire.opcodes import Opcode
@@ -38,7 +38,6 @@ from tests.support.placement_driver import (
 from tests.support.scripted_peer import silent, status
 
 INCOMPLETE = StatusCode.TXN_INCOMPLETE
-KEY = (7, 1)
 
 
 @pytest.fixture
@@ -238,34 +237,36 @@ def test_remaining_parts_are_dropped_after_the_placement_driver_died(tmp_path, p
     asyncio.run(main())
 
 
-def test_a_wish_ends_a_pause():
+def test_a_request_ends_a_pause():
     async def main():
-        wishes = GiveUpWishes()
-        pause = asyncio.create_task(wishes.pause(KEY, 3_600))
+        requests = GiveUpRequests()
+        pause = asyncio.create_task(requests.pause(3_600))
         await asyncio.sleep(0)
-        wish = asyncio.create_task(wishes.wish(KEY, 3_600_000))
+        request = asyncio.create_task(requests.ask(3_600_000))
         await asyncio.wait_for(pause, 30)
-        with wishes.granting(KEY) as is_wished:
-            assert is_wished
-        assert await wish is None
-        with wishes.granting(KEY) as is_wished:
-            assert not is_wished
-        await wishes.pause(KEY, 0.001)
+        with requests.granting() as is_asked:
+            assert is_asked
+        assert await request is None
+        with requests.granting() as is_asked:
+            assert not is_asked
+        await requests.pause(0.001)
 
     asyncio.run(main())
 
 
 def test_a_committer_that_disconnected_is_forgotten():
     async def main():
-        wishes = GiveUpWishes()
-        gone, slow = (asyncio.create_task(wishes.wish(key, 3_600_000)) for key in (KEY, (8, 1)))
+        requests = GiveUpRequests()
+        gone = asyncio.create_task(requests.ask(3_600_000))
         await asyncio.sleep(0)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
             await gone
-        with wishes.granting(KEY) as is_wished:
-            assert not is_wished
-        with wishes.granting((8, 1)):
+        with requests.granting() as is_asked:
+            assert not is_asked
+        slow = asyncio.create_task(requests.ask(3_600_000))
+        await asyncio.sleep(0)
+        with requests.granting():
             slow.cancel()
             await asyncio.sleep(0)
         assert slow.cancelled()
@@ -276,16 +277,16 @@ def test_a_committer_that_disconnected_is_forgotten():
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_committer_that_disconnected_does_not_end_the_wait_of_others(is_cancelled):
     async def main():
-        wishes = GiveUpWishes()
-        gone = asyncio.create_task(wishes.wish(KEY, 3_600_000 if is_cancelled else 0))
-        patient = asyncio.create_task(wishes.wish(KEY, 3_600_000))
+        requests = GiveUpRequests()
+        gone = asyncio.create_task(requests.ask(3_600_000 if is_cancelled else 0))
+        patient = asyncio.create_task(requests.ask(3_600_000))
         await asyncio.sleep(0)
         if is_cancelled:
             gone.cancel()
         (ended,) = await asyncio.gather(gone, return_exceptions=True)
         assert is_cancelled or ended is UNANSWERED
-        with wishes.granting(KEY) as is_wished:
-            assert is_wished
+        with requests.granting() as is_asked:
+            assert is_asked
         assert await patient is None
 
     asyncio.run(main())
@@ -306,19 +307,17 @@ def test_why_nothing_is_given_up_tells_what_helps():
 
 def test_a_server_that_stops_gives_nothing_up():
     async def main():
-        wishes = GiveUpWishes()
-        tasks = [asyncio.create_task(wishes.wish((each, 1), 3_600_000)) for each in (7, 8)]
+        requests = GiveUpRequests()
+        asked = asyncio.create_task(requests.ask(3_600_000))
         await asyncio.sleep(0)
 
         async def grant():
-            with wishes.granting(KEY):
+            with requests.granting():
                 await asyncio.Event().wait()
 
         granting = asyncio.create_task(grant())
         await asyncio.sleep(0)
         granting.cancel()
-        wishes.stop()
-        for reason in await asyncio.gather(*tasks):
-            assert reason is STOPPING
+        assert await asked is STOPPING
 
     asyncio.run(main())

@@ -145,7 +145,7 @@ def test_a_stopped_publisher_reports_nothing_as_published(tmp_path):
         await publisher.stop()
         txn = TxnRecord(7, "p", 1, 5, DIGEST, 9, (Part("p.1.a", 1, 0, 5),))
         publisher.add(txn)
-        assert not (await publisher.wait_published(txn, 1_000)).is_published
+        assert not (await publisher.open_decisions.wait(txn, 1_000)).is_published
 
     asyncio.run(main())
 
