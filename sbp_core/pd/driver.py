@@ -30,12 +30,7 @@ from sbp_core.server.metrics import COMMON, Catalog, Reading
 from sbp_core.server.quota_rules import maybe_quota_file
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.server.served import Condition, Unready
-from sbp_core.server.settings import (
-    ListenerSettings,
-    integer_setting,
-    port_setting,
-    setting,
-)
+from sbp_core.server.settings import ListenerSettings, integer_setting, port_setting, setting
 from sbp_core.server.trust import ServerRole
 
 _LOG: Final = logging.getLogger(__name__)

@@ -263,26 +263,14 @@ class Election:
             check_cluster(request, self._store.cluster_id)
             if request.range_server is not None:
                 if request.client_role == ClientRole.RANGE_SERVER:
-                    await self._note_alive(
-                        request.range_server,
-                        request.server_secret,
-                        call.peer.standing,
-                        is_leaving=request.is_leaving,
-                        interval_ms=request.interval_ms,
-                    )
+                    await self._note_alive(request, request.range_server, call.peer.standing)
                 raise self.refusal()
         except (InvalidRequestError, NotLeaderError) as error:
             status = status_for(error)
         return await call.greet(request, heartbeat_answer(request, status, self._store.cluster_id))
 
     async def _note_alive(
-        self,
-        announced: RangeServer,
-        secret: str | None,
-        standing: Standing,
-        *,
-        is_leaving: bool,
-        interval_ms: int,
+        self, request: HeartbeatRequest, announced: RangeServer, standing: Standing
     ) -> None:
         """Note a range server, if the leader has registered it at this address."""
 
@@ -295,15 +283,15 @@ class Election:
         if address is None or address != announced.advertise_addr:
             return
         if stored is not None:
-            if not is_same(secret, stored):
+            if not is_same(request.server_secret, stored):
                 return
             standing.server_ids.add(announced.server_id)
         server = RangeServerRecord(announced.server_id, address)
-        if is_leaving:
+        if request.is_leaving:
             self._membership.leave(server)
         else:
             rack = (announced.rack or "")[: limits.RACK_LENGTH_MAX]
-            self._membership.refresh(server, rack, interval_ms)
+            self._membership.refresh(server, rack, request.interval_ms)
 
     async def _describe_cluster(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_PD_CLUSTER": all that announced themselves lately, and which one leads."""

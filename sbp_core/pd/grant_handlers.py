@@ -16,12 +16,11 @@ from sbp_core.access.rights import (
     checked_grant,
     checked_subject,
 )
-from sbp_core.access.rights import Grant as GrantRecord
 from sbp_core.errors import PermissionDeniedError, StatusError, invalid
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
 from sbp_core.server.answers import in_frames
-from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
+from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.server.guard import Authority, Judgement, Target, lacking_right
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
@@ -34,7 +33,6 @@ from sbp_core.wire.headers import (
     ListGrantsResponse,
     StreamRights,
 )
-from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, shown, status_for
 from sbp_core.wire.txn_id import is_txn_id
 
@@ -45,14 +43,6 @@ class GrantHandlers:
     def __init__(self, store: StoreThread, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-
-    def by_opcode(self) -> Mapping[Opcode, Handler]:
-        """Return the handler of each operation served here."""
-        return {
-            Opcode.LIST_GRANTS: self.list,
-            Opcode.CHANGE_GRANTS: self.change,
-            Opcode.CHECK_RIGHTS: self.check,
-        }
 
     async def list(self, call: ServerCall) -> Answer:
         """SPEC "LIST_GRANTS": those of a subject, or all, by subject, right and pattern."""
@@ -74,7 +64,9 @@ class GrantHandlers:
                 checked_grant(each.subject or "", each.right or "", each.pattern or "")
                 for each in request.grants
             ]
-            await self._store.run(_change, changes, is_revoked=request.is_revoked)
+            await self._store.run(
+                lambda store: store.grants.change(changes, is_revoked=request.is_revoked)
+            )
         except StatusError as error:
             return Response(ChangeGrantsResponse(status=status_for(error)))
         else:
@@ -112,10 +104,6 @@ class StoredRights(Authority):
     ) -> Judgement:
         """Return why an identity that has none of these rights may not use a stream, or a group."""
         return await self._store.run(_judge, identity, rights, targets)
-
-
-def _change(store: MetadataStore, changes: Sequence[GrantRecord], *, is_revoked: bool) -> None:
-    store.grants.change(changes, is_revoked=is_revoked)
 
 
 def _check(store: MetadataStore, subject: str, stream_ids: Sequence[int]) -> list[StreamRights]:

@@ -12,13 +12,7 @@ from typing import Final, NamedTuple
 from sbp_core import limits
 from sbp_core.access.rights import is_stream_name
 from sbp_core.errors import invalid
-from sbp_core.wire.headers import (
-    RangeServer,
-    ReplicaServer,
-    Stream,
-    StreamProperty,
-    StreamRange,
-)
+from sbp_core.wire.headers import RangeServer, ReplicaServer, Stream, StreamProperty, StreamRange
 from sbp_core.wire.status import shown
 
 _GROUP: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.GROUP_NAME_LENGTH_MAX}}}")
@@ -277,10 +271,7 @@ def range_table(stream_range: RangeRecord, addresses: Mapping[int, str]) -> Stre
         end_offset=-1 if end is None else end,
         next_offset=start if end is None else end,
         servers=tuple(
-            ReplicaServer(
-                server=server_table(server_id, addresses),
-                is_primary=position == 0,
-            )
+            ReplicaServer(server=server_table(server_id, addresses), is_primary=position == 0)
             for position, server_id in enumerate(stream_range.server_ids)
         ),
         epoch=_FIRST_EPOCH,

@@ -291,13 +291,8 @@ class Observation:
 
     def unready(self) -> Iterator[Unready]:
         """Yield why the cluster serves nobody."""
-        restoring = self._restorer.restoring
-        if restoring is not None:
-            yield Unready(
-                "restoring",
-                f"the cluster is being restored from backup {restoring} and serves nobody until"
-                " that is complete; if it was interrupted, run `sbp restore` again",
-            )
+        if self._restorer.restoring is not None:
+            yield Unready("restoring", self._restorer.notice)
 
     async def read(self) -> AsyncIterator[Reading]:
         """Yield the metrics as they are now. Raises SbpError if the store cannot be read."""

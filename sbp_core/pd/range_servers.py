@@ -24,10 +24,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import parse_endpoint
-from sbp_core.errors import (
-    AlreadyExistsError,
-    invalid,
-)
+from sbp_core.errors import AlreadyExistsError, invalid
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.peers.links import holds

@@ -1,20 +1,24 @@
-"""The range servers of a cluster, as an operator sees them (DESCRIBE_SERVERS, DRAIN_SERVERS)."""
+"""The range servers of a cluster, as an operator sees them (DESCRIBE_SERVERS, DRAIN_SERVERS).
+
+Halted are open ranges in which nothing can be appended, as too few of their servers are left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.errors import NotFoundError, StatusError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import HostedCounts, RangeServerRecord
+from sbp_core.pd.model import HostedCounts, RangeRecord, RangeServerRecord
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.fail_over import FailOver, missing_replicas
-from sbp_core.pd.streams.halted import find_halted, halt_cause
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.stream_operations import check_item_count
+from sbp_core.replication import answers_needed
 from sbp_core.server.answers import in_frames
-from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
+from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.wire.headers import (
     DescribeServersRequest,
     DescribeServersResponse,
@@ -25,8 +29,8 @@ from sbp_core.wire.headers import (
     RangeServer,
     ServerDescription,
 )
-from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
+from sbp_core.wording import listed
 
 _NO_RANGES = HostedCounts()
 _HALTED_MAX: Final = 10
@@ -47,10 +51,6 @@ class ServerHandlers:
     async def start(self) -> None:
         """Let the servers that are being drained get no ranges."""
         self._membership.draining = await self._store.run(lambda store: store.servers.draining())
-
-    def by_opcode(self) -> Mapping[Opcode, Handler]:
-        """Return the handler of each operation served here."""
-        return {Opcode.DESCRIBE_SERVERS: self.describe, Opcode.DRAIN_SERVERS: self.drain}
 
     async def describe(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_SERVERS": all range servers that ever announced an address, by id."""
@@ -92,11 +92,11 @@ class ServerHandlers:
         if not self._membership.has_listened:
             return None
         full = [each for each in live if self._membership.load_of(each).disk_free_bytes == 0]
-        halted = await self._store.run(find_halted, live, full)
+        halted = await self._store.run(_find_halted, live, full)
         if not halted:
             return None
         some = tuple(RangeId(each.stream_id, each.range_index) for each in halted[:_HALTED_MAX])
-        return HaltedRanges(len(halted), some, halt_cause(halted, live, full, addresses))
+        return HaltedRanges(len(halted), some, _halt_cause(halted, live, full, addresses))
 
     async def drain(self, call: ServerCall) -> Answer:
         """SPEC "DRAIN_SERVERS": nothing is changed if one of the servers is unknown."""
@@ -152,3 +152,59 @@ def _read(
     counts = store.hosted_counts()
     missing_sealed = store.missing_sealed_count()
     return store.servers.addresses(), counts, missing_replicas(store), missing_sealed
+
+
+def _find_halted(
+    store: MetadataStore, live: Collection[int], full: Collection[int]
+) -> list[RangeRecord]:
+    """Return open ranges whose primary is down or full, or too many of whose servers are.
+
+    By stream; FAIL_OVER_RANGES_MAX of each such server. Those that the placement driver continues
+    at other servers are among them until it has.
+    """
+    unusable = (store.open_range_counts().keys() - {*live}) | {*full}
+    found = {
+        each.stream_id: each
+        for server_id in unusable
+        for each in store.open_ranges_on(server_id, limits.FAIL_OVER_RANGES_MAX)
+        if each.server_ids[0] in unusable
+        or len({*each.server_ids} - unusable) < max(1, each.ack_count)
+    }
+    return [found[each] for each in sorted(found)]
+
+
+def _halt_cause(
+    halted: Sequence[RangeRecord],
+    live: Collection[int],
+    full: Collection[int],
+    addresses: Mapping[int, str],
+) -> str | None:
+    """Return why nothing can be appended in these ranges, and the remedy; None without any."""
+    members = {server_id for each in halted for server_id in each.server_ids}
+    down, crowded = members - {*live}, members.intersection(full)
+    parts = []
+    if down:
+        others = ""
+        if all(_may_go_on(each, down | crowded) for each in halted):
+            others = ", or start other range servers"
+        parts.append(f"down: {_named(down, addresses)}; start them with their data{others}")
+    if crowded:
+        parts.append(f"without free disk space: {_named(crowded, addresses)}; free some")
+    if any(len(each.server_ids) == 1 and each.server_ids[0] in down for each in halted):
+        parts.append(
+            "a stream with one replica cannot go on elsewhere: if its server is lost permanently,"
+            " so are its records; delete it"
+        )
+    return ". ".join(parts) or None
+
+
+def _may_go_on(halted: RangeRecord, unusable: Collection[int]) -> bool:
+    """Whether enough servers of a range are left to decide where it ends."""
+    count = len(halted.server_ids)
+    usable_count = len({*halted.server_ids} - {*unusable})
+    return count > 1 and usable_count >= answers_needed(count, halted.ack_count)
+
+
+def _named(server_ids: Iterable[int], addresses: Mapping[int, str]) -> str:
+    named = [f"{each} ({addresses.get(each, 'unknown address')})" for each in sorted(server_ids)]
+    return f"range servers {listed(named)}"

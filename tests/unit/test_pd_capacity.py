@@ -5,7 +5,7 @@ import pytest
 from sbp_core.errors import InvalidRequestError, NoRangeServerError, StatusCode
 from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
 from sbp_core.pd.streams.cursor_handlers import commit_cursors
-from sbp_core.pd.streams.sealing import open_next_ranges, plan_seals
+from sbp_core.pd.streams.range_operations import open_next_ranges, plan_seals
 from sbp_core.pd.streams.stream_operations import create_streams
 from sbp_core.pd.txns.transactions import Manifest, Part
 from sbp_core.wire.headers import Cursor, RangeId, Stream, StreamRange

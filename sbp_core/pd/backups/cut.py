@@ -8,21 +8,21 @@ when the request arrives is in front of the ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.client.operations.range_placement import cut_by_weight, stream_weight
+from sbp_core.client.operations.range_placement import chunks, cut_by_weight, stream_weight
 from sbp_core.errors import NoRangeServerError, RequestTimeoutError, SbpError, invalid
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_PROPERTIES, RangeRecord, StreamRecord, range_table, stream_table
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.peers.range_servers import Peers, server_addresses
-from sbp_core.server.answers import in_parts
+from sbp_core.server.answers import each_of, in_parts
 from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
@@ -105,13 +105,8 @@ class CutTaker:
             store_commit=found.commit.number,
             store_life=found.commit.life_id,
         )
-
-        async def parts() -> AsyncIterator[tuple[ClusterMetadata, ...]]:
-            for part in _parts(found, extents):
-                yield (part,)
-
         return in_parts(
-            parts(),
+            each_of((part,) for part in _parts(found, extents)),
             lambda part: replace(head, metadata=part[0] if part else ClusterMetadata()),
         )
 
@@ -192,33 +187,16 @@ def _read(store: MetadataStore) -> _Read:
     found.properties = store.properties.all()
     stream_id, version = _BEFORE
     while schemas := store.schemas.after(stream_id, version, _ROWS):
-        found.schemas += [
-            SchemaEntry(
-                each.stream_id,
-                each.version,
-                each.fingerprint,
-                each.schema,
-                each.registered_at_ms,
-            )
-            for each in schemas
-        ]
+        found.schemas += [SchemaEntry(*astuple(each)) for each in schemas]
         stream_id, version = schemas[-1].stream_id, schemas[-1].version
     found.cursors += _cursors(store)
-    found.grants += [Grant(*each) for each in _grants(store)]
+    found.grants += [
+        Grant(each.subject, each.right.value, each.pattern) for each in store.grants.of()
+    ]
     number = -1
     while decisions := store.transactions.decided_after(number, _ROWS):
         number = decisions[-1][0]
-        found.txns += [
-            TxnDescription(
-                producer=each.producer,
-                batch_number=each.batch_number,
-                record_count=each.record_count,
-                digest=each.digest,
-                decided_at_ms=each.decided_at_ms,
-                subject=each.subject,
-            )
-            for _, each in decisions
-        ]
+        found.txns += [TxnDescription(**asdict(each)) for _, each in decisions]
     return found
 
 
@@ -226,7 +204,7 @@ def _read_streams(store: MetadataStore, found: _Read) -> None:
     addresses = store.servers.addresses()
     bounds: dict[int, tuple[RangeRecord, RangeRecord]] = {}
     after = _BEFORE
-    while ranges := store.ranges_after(after, _ROWS, stream_id=None, server_id=None):
+    while ranges := store.ranges_after(after, _ROWS):
         for each in ranges:
             first, _ = bounds.get(each.stream_id, (each, each))
             bounds[each.stream_id] = (first, each)
@@ -255,20 +233,16 @@ def _cursors(store: MetadataStore) -> Iterator[Cursor]:
         name = groups[-1].name
 
 
-def _grants(store: MetadataStore) -> Iterable[tuple[str, str, str]]:
-    return ((each.subject, each.right.value, each.pattern) for each in store.grants.of())
-
-
 def _parts(found: _Read, extents: list[StreamExtent]) -> Iterator[ClusterMetadata]:
     """Cut the metadata into parts that fit into a header."""
     count_max = limits.RESULTS_PER_FRAME
     for some in cut_by_weight(extents, lambda each: stream_weight(each.stream)):
         yield ClusterMetadata(streams=tuple(some))
-    for at in range(0, len(found.schemas), limits.SCHEMAS_PER_TURN):
-        yield ClusterMetadata(schemas=tuple(found.schemas[at : at + limits.SCHEMAS_PER_TURN]))
-    for at in range(0, len(found.cursors), count_max):
-        yield ClusterMetadata(cursors=tuple(found.cursors[at : at + count_max]))
-    for at in range(0, len(found.grants), count_max):
-        yield ClusterMetadata(grants=tuple(found.grants[at : at + count_max]))
-    for at in range(0, len(found.txns), count_max):
-        yield ClusterMetadata(txns=tuple(found.txns[at : at + count_max]))
+    for schemas in chunks(found.schemas, limits.SCHEMAS_PER_TURN):
+        yield ClusterMetadata(schemas=tuple(schemas))
+    for cursors in chunks(found.cursors, count_max):
+        yield ClusterMetadata(cursors=tuple(cursors))
+    for grants in chunks(found.grants, count_max):
+        yield ClusterMetadata(grants=tuple(grants))
+    for txns in chunks(found.txns, count_max):
+        yield ClusterMetadata(txns=tuple(txns))

@@ -58,6 +58,14 @@ class Restorer:
         self.restoring: str | None = None
         """The id of the backup that the cluster is restored from now."""
 
+    @property
+    def notice(self) -> str:
+        """The message to clients during a restore."""
+        return (
+            f"the cluster is being restored from backup {self.restoring} and serves nobody until"
+            " that is complete; if it was interrupted, run `sbp restore` again"
+        )
+
     async def start(self) -> None:
         """Continue with what the last placement driver knew."""
         restore = await self._store.run(lambda store: store.restores.maybe_restore())
@@ -90,10 +98,7 @@ class Restorer:
             is_server = False  # it asks for a client, whose grants may not be there yet
         if restoring is None or is_server or call.agreement.restoring == restoring:
             return
-        raise ThrottledError.of(
-            f"the cluster is being restored from backup {restoring} and serves nobody until that is"
-            " complete: wait; if it was interrupted, run `sbp restore` again"
-        )
+        raise ThrottledError.of(self.notice)
 
     async def restore(self, call: ServerCall) -> Answer:
         """SPEC "RESTORE_METADATA": durable when it is answered; may be repeated."""
@@ -151,11 +156,7 @@ def _add(store: MetadataStore, part: ClusterMetadata, servers: tuple[ServerLoad,
     )
     news = [
         SchemaRecord(
-            each.stream_id,
-            each.version,
-            each.fingerprint or "",
-            each.schema,
-            each.registered_at_ms,
+            each.stream_id, each.version, each.fingerprint or "", each.schema, each.registered_at_ms
         )
         for each in part.schemas
     ]

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from sbp_core import group_limits as limits
 from sbp_core.access.rights import check_pattern
+from sbp_core.client.operations.range_placement import chunks
 from sbp_core.errors import SbpError, invalid
 from sbp_core.pd.groups.group import Group, Holding, Member
 from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import check_group_name
 from sbp_core.pd.streams.stream_operations import check_item_count
-from sbp_core.server.answers import in_parts
-from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
+from sbp_core.server.answers import each_of, in_parts
+from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import (
     DescribeGroupRequest,
@@ -30,7 +31,6 @@ from sbp_core.wire.headers import (
     LeaveGroupRequest,
     LeaveGroupResponse,
 )
-from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, shown
 
 _LOG: Final = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _REST: Final = 4
 """Pause after a group was tended, in multiples of the time that it took: clients matter more."""
 _REST_SECONDS_MAX: Final = 1.0
 """The longest such pause: the store may have been waited for."""
-_NO_MEMBERS: Final = Group(-1)
+_NO_GENERATION: Final = -1
 _MEMBERS_PER_FRAME: Final = 10
 """Each has up to GROUP_PATTERNS_MAX patterns."""
 
@@ -52,15 +52,6 @@ class GroupHandlers:
         self._clock = clock
         self._keeping: list[asyncio.Task[None]] = []
         self.operations: Final = GroupOperations()
-
-    def by_opcode(self) -> Mapping[Opcode, Handler]:
-        """Return the handler of each operation served here."""
-        return {
-            Opcode.JOIN_GROUP: self.join,
-            Opcode.GROUP_HEARTBEAT: self.heartbeat,
-            Opcode.LEAVE_GROUP: self.leave,
-            Opcode.DESCRIBE_GROUP: self.describe,
-        }
 
     async def start(self) -> None:
         """Continue with the members that the last leader had; look for silent ones."""
@@ -76,11 +67,14 @@ class GroupHandlers:
         """SPEC "JOIN_GROUP": durable when it is answered; may be repeated."""
         request = call.decode(JoinGroupRequest)
         name = _checked_group(call, request.group)
+        session_ms, handover_ms = request.session_timeout_ms, request.handover_timeout_ms
+        _check_ms("session_timeout_ms", session_ms, limits.GROUP_SESSION_MS_MAX)
+        _check_ms("handover_timeout_ms", handover_ms, limits.GROUP_HANDOVER_MS_MAX)
         member = Member(
             _checked_member_id(request.member_id),
             _checked_patterns(request.patterns),
-            _checked_session_ms(request.session_timeout_ms),
-            _checked_handover_ms(request.handover_timeout_ms),
+            session_ms or limits.GROUP_SESSION_MS,
+            handover_ms or limits.GROUP_HANDOVER_MS,
             call.restricted_subject,
         )
         now, wall_ms = self._clock.monotonic(), self._clock.wall_ms()
@@ -121,18 +115,15 @@ class GroupHandlers:
     async def describe(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_GROUP": the members by id; none for a group without members."""
         name = _checked_group(call, call.decode(DescribeGroupRequest).group)
-        group = await self._store.run(_find, name)
+        group = await self._store.run(
+            lambda store: store.groups.maybe_group(name) or Group(_NO_GENERATION)
+        )
         held: dict[str, list[Holding]] = {each: [] for each in sorted(group.members)}
         for each in group.holdings.values():
             held[each.member_id].append(each)
         members = [_described(group.members[key], some) for key, some in held.items()]
-
-        async def parts() -> AsyncIterator[tuple[GroupMember, ...]]:
-            for at in range(0, len(members), _MEMBERS_PER_FRAME):
-                yield tuple(members[at : at + _MEMBERS_PER_FRAME])
-
         return in_parts(
-            parts(),
+            each_of(chunks(members, _MEMBERS_PER_FRAME)),
             lambda part: DescribeGroupResponse(
                 status=SUCCESS, generation=group.generation, members=part
             ),
@@ -151,10 +142,6 @@ class GroupHandlers:
                     await asyncio.sleep(min(_REST * took, _REST_SECONDS_MAX))
             except SbpError as error:  # a store that fails, or does not lead
                 _LOG.debug("group members not looked for: %s", error)
-
-
-def _find(store: MetadataStore, name: str) -> Group:
-    return store.groups.maybe_group(name) or _NO_MEMBERS
 
 
 def _described(member: Member, held: Sequence[Holding]) -> GroupMember:
@@ -196,15 +183,7 @@ def _checked_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(patterns))
 
 
-def _checked_session_ms(timeout_ms: int) -> int:
-    least, most = limits.GROUP_SESSION_MS_MIN, limits.GROUP_SESSION_MS_MAX
+def _check_ms(field: str, timeout_ms: int, most: int) -> None:
+    least = limits.GROUP_SESSION_MS_MIN
     if timeout_ms and not least <= timeout_ms <= most:
-        raise invalid(f"session_timeout_ms must be {least} to {most}, or 0, got {timeout_ms}")
-    return timeout_ms or limits.GROUP_SESSION_MS
-
-
-def _checked_handover_ms(timeout_ms: int) -> int:
-    least, most = limits.GROUP_SESSION_MS_MIN, limits.GROUP_HANDOVER_MS_MAX
-    if timeout_ms and not least <= timeout_ms <= most:
-        raise invalid(f"handover_timeout_ms must be {least} to {most}, or 0, got {timeout_ms}")
-    return timeout_ms or limits.GROUP_HANDOVER_MS
+        raise invalid(f"{field} must be {least} to {most}, or 0, got {timeout_ms}")

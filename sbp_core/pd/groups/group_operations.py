@@ -12,11 +12,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from sbp_core.errors import PermissionDeniedError, StreamNotHeldError, invalid
-from sbp_core.group_limits import (
-    GROUP_ALL_PATTERNS_MAX,
-    GROUP_MEMBERS_MAX,
-    GROUP_STREAMS_MAX,
-)
+from sbp_core.group_limits import GROUP_ALL_PATTERNS_MAX, GROUP_MEMBERS_MAX, GROUP_STREAMS_MAX
 from sbp_core.pd.groups.assigning import Eligible
 from sbp_core.pd.groups.eligibility import KnownStreams, eligible_streams
 from sbp_core.pd.groups.group import Group, Member

@@ -9,13 +9,7 @@ from sqlalchemy import bindparam, func, select
 
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.tables import COUNT_MAX, cursors, streams
-from sbp_core.pd.model import (
-    NO_CURSOR,
-    CursorChange,
-    CursorMismatch,
-    CursorRecord,
-    GroupRecord,
-)
+from sbp_core.pd.model import NO_CURSOR, CursorChange, CursorMismatch, CursorRecord, GroupRecord
 
 _GROUPS_AFTER: Final = (
     select(cursors.c.group_name, func.max(cursors.c.committed_at_ms))

@@ -30,21 +30,8 @@ from sqlalchemy import (
 from sbp_core.log.states.writer_states import NO_WRITERS
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.servers import ServerTables
-from sbp_core.pd.metadata.tables import (
-    COUNT_MAX,
-    ONE,
-    ranges,
-    replicas,
-    streams,
-    writers,
-)
-from sbp_core.pd.model import (
-    NO_SEQ,
-    Copies,
-    HostedCounts,
-    RangeRecord,
-    SealedRange,
-)
+from sbp_core.pd.metadata.tables import COUNT_MAX, ONE, ranges, replicas, streams, writers
+from sbp_core.pd.model import NO_SEQ, Copies, HostedCounts, RangeRecord, SealedRange
 from sbp_core.wire.headers import RangeId
 
 _STREAM_ID: Final[BindParameter[int]] = bindparam("stream_id")
@@ -124,7 +111,6 @@ _MOST_RANGES: Final = (
     .order_by(func.count().desc(), streams.c.stream_id)
     .limit(COUNT_MAX)
 )
-_ALL_RANGES: Final = select(func.count()).select_from(ranges)
 _RANGE_COUNT: Final = (
     select(func.count()).select_from(ranges).where(ranges.c.stream_id == _STREAM_ID)
 )
@@ -373,7 +359,7 @@ class RangeTables:
         """
         rows = self._query(_MOST_RANGES, count_max=count_max)
         counts = [(name or str(stream_id), count) for stream_id, name, count in rows]
-        return int(self._query(_ALL_RANGES)[0][0]), counts
+        return self._database.count(ranges.name), counts
 
     def range_count(self, stream_id: int) -> int:
         """Return how many ranges a stream has."""

@@ -177,7 +177,7 @@ class SqliteFile(Database):
             self._reserve.release()
             return DiskFullError.of(
                 f"the disk of {self._dir.database.parent} is full: make room on it, or trim and"
-                " delete streams; the placement driver has a reserve for that",
+                " delete streams; the placement driver has a reserve for that"
             )
         _LOG.error("metadata failed file=%s: %s", self._dir.database, cause, exc_info=error)
         failure = StatusError(

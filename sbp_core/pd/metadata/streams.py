@@ -9,26 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Final
 
-from sqlalchemy import (
-    BigInteger,
-    BindParameter,
-    Text,
-    bindparam,
-    case,
-    delete,
-    func,
-    update,
-)
+from sqlalchemy import BigInteger, BindParameter, Text, bindparam, case, delete, func, update
 
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.ranges import RangeTables
 from sbp_core.pd.metadata.servers import ServerTables
-from sbp_core.pd.metadata.tables import (
-    cluster,
-    ranges,
-    stream_properties,
-    streams,
-)
+from sbp_core.pd.metadata.tables import cluster, ranges, stream_properties, streams
 from sbp_core.pd.metadata.transactions import TransactionTables
 from sbp_core.pd.model import (
     ChangeRefusal,

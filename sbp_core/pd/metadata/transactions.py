@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
 from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    bindparam,
-    delete,
-    exists,
-    func,
-    insert,
-    literal_column,
-    select,
-)
+from sqlalchemy import BigInteger, bindparam, delete, exists, func, insert, literal_column, select
 
 from sbp_core import limits
 from sbp_core.access.rights import CLAIM_MS

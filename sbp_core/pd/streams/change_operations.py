@@ -174,17 +174,15 @@ def plan_trims(store: MetadataStore, items: Sequence[TrimmedStream]) -> list[Tri
     addresses = store.servers.addresses()
     plans = []
     for item in items:
+        first = store.maybe_first_range(item.stream_id)
         last = store.maybe_last_range(item.stream_id)
         if item.trim_offset < 0:
             error: SbpError = invalid(f"trim_offset must be 0 or more, got {item.trim_offset}")
             plans.append(TrimPlan(item, error=error))
             continue
-        if last is None:
+        if first is None or last is None:
             plans.append(TrimPlan(item, error=no_stream(item.stream_id)))
             continue
-        (first,) = store.ranges_after(
-            (item.stream_id, -1), 1, stream_id=item.stream_id, server_id=None
-        )
         plan = TrimPlan(item, first.start_offset)
         if last.end_offset is not None:
             plan = check_tail(plan, last.end_offset)

@@ -5,7 +5,7 @@ The functions run on the store's thread: wire items and a store in, wire results
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Sequence, Set
 from typing import Final
 
 from sbp_core import limits
@@ -21,7 +21,7 @@ from sbp_core.pd.model import (
 )
 from sbp_core.pd.streams.stream_operations import apply_accepted, check_item_count, no_stream
 from sbp_core.server.answers import cut, in_frames, in_parts
-from sbp_core.server.dispatch import Answer, Handler, ServerCall
+from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     CommitCursorsRequest,
@@ -30,7 +30,6 @@ from sbp_core.wire.headers import (
     DescribeCursorsRequest,
     DescribeCursorsResponse,
 )
-from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, status_for
 
 _ANY_OFFSET: Final = Cursor().expected_offset
@@ -42,10 +41,6 @@ class CursorHandlers:
     def __init__(self, store: StoreThread, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-
-    def by_opcode(self) -> Mapping[Opcode, Handler]:
-        """Return the handler of each opcode served here."""
-        return {Opcode.COMMIT_CURSORS: self.commit, Opcode.DESCRIBE_CURSORS: self.describe}
 
     async def commit(self, call: ServerCall) -> Answer:
         """Set cursors of a group; they are durable when they are answered, in their order."""
@@ -72,8 +67,7 @@ class CursorHandlers:
         elif request.stream_ids:
             raise invalid("stream_ids without group: set group to describe its cursors")
         return in_parts(
-            self._parts(request),
-            lambda part: DescribeCursorsResponse(cursors=part, status=SUCCESS),
+            self._parts(request), lambda part: DescribeCursorsResponse(cursors=part, status=SUCCESS)
         )
 
     async def _parts(self, request: DescribeCursorsRequest) -> AsyncIterator[tuple[Cursor, ...]]:

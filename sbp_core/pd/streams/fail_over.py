@@ -1,7 +1,7 @@
 """Seals that nobody asks for: fail-over from silent servers, and replicas that are missing.
 
 Open ranges with several replicas are sealed when their primary sends no heartbeat, and does not
-answer either when it is asked (primaries.py): the stream goes on in a new range on other servers.
+answer either when it is asked (sealing.py): the stream goes on in a new range on other servers.
 The primary cannot acknowledge anything afterwards, whatever it does (see `sbp_core.replication`).
 
 A stream whose open range does not have the replicas that it is to have gets another range: because
@@ -26,7 +26,7 @@ from sbp_core.pd.placement import Placement
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.server.runtime import Clock, cancel_all
-from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult
+from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult, StreamRange
 from sbp_core.wire.status import maybe_error
 
 _LOG: Final = logging.getLogger(__name__)
@@ -158,26 +158,14 @@ class FailOver:
                         *(item.stream_id, item.range_index, primaries[item.stream_id]),
                     )
 
-        results = await self._seal(items, SealCause.PRIMARY_SILENT, on_begin)
-        for item, result in zip(items, results, strict=True):
-            opened = result.stream_range
-            if opened is None:
-                if error := self._maybe_news(item, result):
-                    _LOG.warning(
-                        "fail-over waits stream=%d range=%d: %s",
-                        *(item.stream_id, item.range_index, error),
-                    )
-                continue
-            self._failures.pop(item.stream_id, None)
+        opened = await self._seal(items, SealCause.PRIMARY_SILENT, on_begin)
+        for item, successor in opened:
             self._begun.discard(item.stream_id)
-            primary = opened.servers[0].server
+            primary = successor.servers[0].server
             _LOG.warning(
                 "fail-over ended stream=%d range=%d old_primary=%d next_range=%d new_primary=%d",
-                item.stream_id,
-                item.range_index,
-                primaries[item.stream_id],
-                opened.range_index,
-                -1 if primary is None else primary.server_id,
+                *(item.stream_id, item.range_index, primaries[item.stream_id]),
+                *(successor.range_index, -1 if primary is None else primary.server_id),
             )
 
     async def _begin_renewal(self) -> None:
@@ -199,16 +187,7 @@ class FailOver:
             self._add_task(asyncio.create_task(self._seal_for_copies(items[:count_max])))
 
     async def _seal_for_copies(self, items: Sequence[RangeId]) -> None:
-        for item, result in zip(items, await self._seal(items), strict=True):
-            opened = result.stream_range
-            if opened is None:
-                if error := self._maybe_news(item, result):
-                    _LOG.warning(
-                        "replicas not placed stream=%d range=%d: %s",
-                        *(item.stream_id, item.range_index, error),
-                    )
-                continue
-            self._failures.pop(item.stream_id, None)
+        for item, opened in await self._seal(items):
             _LOG.info(
                 "replicas placed stream=%d range=%d replicas=%d",
                 *(item.stream_id, opened.range_index, opened.replica_count),
@@ -219,13 +198,26 @@ class FailOver:
         items: Sequence[RangeId],
         cause: SealCause = SealCause.REQUESTED,
         on_begin: Callable[[Sequence[RangeId]], None] = lambda _: None,
-    ) -> list[SealRangesResult]:
+    ) -> list[tuple[RangeId, StreamRange]]:
+        """Return the ranges that are sealed, with the next ones; log why others are not."""
         stream_ids = {each.stream_id for each in items}
         self._at_work |= stream_ids
         try:
-            return await self._sealer.seal(items, cause, on_begin)
+            results = await self._sealer.seal(items, cause, on_begin)
         finally:
             self._at_work -= stream_ids
+        opened = []
+        for item, result in zip(items, results, strict=True):
+            if result.stream_range is not None:
+                self._failures.pop(item.stream_id, None)
+                opened.append((item, result.stream_range))
+            elif error := self._maybe_news(item, result):
+                reason = (item.stream_id, item.range_index, error)
+                if cause is SealCause.PRIMARY_SILENT:
+                    _LOG.warning("fail-over waits stream=%d range=%d: %s", *reason)
+                else:
+                    _LOG.warning("replicas not placed stream=%d range=%d: %s", *reason)
+        return opened
 
     def _maybe_news(self, item: RangeId, result: SealRangesResult) -> SbpError | None:
         """Return why a range is not sealed, or has no successor, each STUCK_LOG_INTERVAL_MS."""

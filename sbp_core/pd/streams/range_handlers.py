@@ -27,11 +27,12 @@ from sbp_core.errors import (
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_SEQ, RangeRecord, ServerLoad, range_table
 from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.streams.range_operations import create_range
 from sbp_core.pd.streams.repair import Repair
-from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer, create_range
+from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
 from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
 from sbp_core.server.answers import in_frames
-from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
+from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.wire.headers import (
     CreateRangeRequest,
     CreateRangeResponse,
@@ -45,7 +46,6 @@ from sbp_core.wire.headers import (
     SealRangesResult,
     StreamRange,
 )
-from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, maybe_error, status_for
 from sbp_core.wording import counted, listed
 
@@ -91,22 +91,13 @@ class RangeHandlers:
         self._repair = repair
         self._announcer = announcer
 
-    def by_opcode(self) -> Mapping[Opcode, Handler]:
-        """Return the handler of each operation served here."""
-        return {
-            Opcode.SEAL_RANGE: self.seal,
-            Opcode.CREATE_RANGE: self.create,
-            Opcode.MOVE_RANGES: self.move,
-        }
-
     async def seal(self, call: ServerCall) -> Answer:
         """SPEC "SEAL_RANGE" at the placement driver: answers the new writable ranges."""
         request = call.decode(SealRangesRequest)
         check_item_count(len(request.ranges))
         results = await self._sealer.seal(request.ranges, request.cause)
         return in_frames(
-            results,
-            lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS),
+            results, lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS)
         )
 
     async def create(self, call: ServerCall) -> Answer:
@@ -221,7 +212,7 @@ def _find(store: MetadataStore, move: RangeMove) -> RangeRecord:
         if last is None:
             raise no_stream(stream_id)
         return last
-    record = _maybe_range(store, stream_id, index)
+    record = store.maybe_range(stream_id, index)
     if record is None:
         raise RangeNotFoundError.of(
             f"stream {stream_id} has no range {index}; list its ranges again"
@@ -239,10 +230,7 @@ def _find(store: MetadataStore, move: RangeMove) -> RangeRecord:
 
 
 def _check_servers(
-    server_ids: Sequence[int],
-    replica_count: int,
-    known: Collection[int],
-    draining: Collection[int],
+    server_ids: Sequence[int], replica_count: int, known: Collection[int], draining: Collection[int]
 ) -> None:
     """Raise InvalidRequestError unless there are as many servers as a stream has replicas."""
     unknown = {*server_ids} - {*known}
@@ -286,24 +274,19 @@ def _change(
     Return whether that is done, and the range to announce if it has new members.
     """
     key = move.stream_id, move.range_index
-    record = _maybe_range(store, *key)
+    record = store.maybe_range(*key)
     if record is None:  # the stream was deleted
         return True, []
     added = [each for each in move.server_ids if each not in record.server_ids]
     if added:
         store.change_replicas(*key, added=added, removed=())
-        changed = _maybe_range(store, *key)
+        changed = store.maybe_range(*key)
         return False, [range_table(changed, store.servers.addresses())] if changed else []
     if not {*move.server_ids}.issubset(complete):
         return False, []
     surplus = [each for each in record.server_ids if each not in move.server_ids]
     store.change_replicas(*key, added=(), removed=surplus)
     return True, []
-
-
-def _maybe_range(store: MetadataStore, stream_id: int, index: int) -> RangeRecord | None:
-    found = store.ranges_after((stream_id, index - 1), 1, stream_id=stream_id, server_id=None)
-    return found[0] if found and found[0].range_index == index else None
 
 
 def maybe_misplaced(result: SealRangesResult, move: RangeMove) -> SbpError | None:

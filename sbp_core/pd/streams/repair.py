@@ -263,15 +263,8 @@ class Repair:
 
     def _find_copied(self, store: MetadataStore, servers: Sequence[ServerLoad]) -> list[Incomplete]:
         """Return the ranges that are being copied, those that still exist."""
-        found = [
-            each
-            for stream_id, index in self._copied
-            for each in store.ranges_after(
-                (stream_id, index - 1), 1, stream_id=stream_id, server_id=None
-            )
-            if each.range_index == index
-        ]
-        return self._with_newcomers(store, found, servers)
+        found = (store.maybe_range(*key) for key in self._copied)
+        return self._with_newcomers(store, [each for each in found if each is not None], servers)
 
     def _find_next(
         self,
@@ -304,10 +297,7 @@ class Repair:
         return list(found.values())
 
     def _with_newcomers(
-        self,
-        store: MetadataStore,
-        records: Sequence[RangeRecord],
-        servers: Sequence[ServerLoad],
+        self, store: MetadataStore, records: Sequence[RangeRecord], servers: Sequence[ServerLoad]
     ) -> list[Incomplete]:
         stream_ids = list(dict.fromkeys(each.stream_id for each in records))
         streams = store.streams_by_id(stream_ids)
@@ -335,9 +325,8 @@ def _added(store: MetadataStore, key: RangeKey, newcomer: int) -> list[StreamRan
     """Let a server be a member of a sealed range; return it as it is announced."""
     if not store.change_replicas(*key, added=[newcomer], removed=()):
         return []
-    addresses = store.servers.addresses()
-    found = store.ranges_after((key[0], key[1] - 1), 1, stream_id=key[0], server_id=None)
-    return [range_table(each, addresses) for each in found]
+    added = store.maybe_range(*key)
+    return [] if added is None else [range_table(added, store.servers.addresses())]
 
 
 def _removed(store: MetadataStore, key: RangeKey, lost: Sequence[int]) -> bool:

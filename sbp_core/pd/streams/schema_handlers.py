@@ -6,10 +6,12 @@ newest version of a stream and adding its successor, so the versions of a stream
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import astuple
 from typing import Final, NamedTuple
 
 from sbp_core import limits
+from sbp_core.client.operations.range_placement import chunks
 from sbp_core.errors import (
     AlreadyExistsError,
     InvalidRequestError,
@@ -23,7 +25,7 @@ from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
 from sbp_core.records.evolution import check_evolution
 from sbp_core.records.stream_schema import decode_stream_schema
 from sbp_core.server.answers import in_parts
-from sbp_core.server.dispatch import Answer, Handler, ServerCall
+from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     DescribeSchemasRequest,
@@ -33,7 +35,6 @@ from sbp_core.wire.headers import (
     SchemaEntry,
     Status,
 )
-from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, shown, status_for
 
 _NO_VERSION: Final = 0
@@ -47,10 +48,6 @@ class SchemaHandlers:
         self._store = store
         self._clock = clock
 
-    def by_opcode(self) -> Mapping[Opcode, Handler]:
-        """Return the handler of each opcode served here."""
-        return {Opcode.REGISTER_SCHEMAS: self.register, Opcode.DESCRIBE_SCHEMAS: self.describe}
-
     async def register(self, call: ServerCall) -> Answer:
         """Add versions to schemas; they are durable when they are answered, in their order."""
         request = call.decode(RegisterSchemasRequest)
@@ -63,8 +60,7 @@ class SchemaHandlers:
     async def _registered(
         self, asked: Sequence[SchemaEntry]
     ) -> AsyncIterator[tuple[SchemaEntry, ...]]:
-        for start in range(0, len(asked), limits.SCHEMAS_PER_TURN):
-            some = asked[start : start + limits.SCHEMAS_PER_TURN]
+        for some in chunks(asked, limits.SCHEMAS_PER_TURN):
             yield tuple(await self._store.run(register_schemas, some, self._clock.wall_ms()))
 
     async def describe(self, call: ServerCall) -> Answer:
@@ -105,7 +101,7 @@ def register_schemas(
         newest = accepted.get(each.stream_id) or store.schemas.maybe_newest(each.stream_id)
         status = SUCCESS
         try:
-            if newest is None and store.streams_by_id([each.stream_id]) == [None]:
+            if newest is None and store.maybe_stream(each.stream_id) is None:
                 raise no_stream(each.stream_id)
             if newest is None or newest.fingerprint != each.fingerprint:
                 newest = _successor(newest, each, registered_at_ms, versions_max)
@@ -190,7 +186,7 @@ def describe_schemas(
 
 
 def _described(store: MetadataStore, stream_id: int, found: SchemaRecord | None) -> SchemaEntry:
-    if found is None and store.streams_by_id([stream_id]) == [None]:
+    if found is None and store.maybe_stream(stream_id) is None:
         return SchemaEntry(stream_id, status=status_for(no_stream(stream_id)))
     return _entry(stream_id, found, SUCCESS)
 
@@ -198,9 +194,8 @@ def _described(store: MetadataStore, stream_id: int, found: SchemaRecord | None)
 def _entry(stream_id: int, found: SchemaRecord | None, status: Status) -> SchemaEntry:
     if found is None:
         return SchemaEntry(stream_id, _NO_VERSION, status=status)
-    return SchemaEntry(
-        stream_id, found.version, found.fingerprint, found.schema, found.registered_at_ms, status
-    )
+    fields = (*astuple(found), status)
+    return SchemaEntry(*fields)
 
 
 def _unacceptable(message: str) -> InvalidRequestError:

@@ -5,55 +5,55 @@ end is stored, once, and a new range opened there. A seal goes on when its calle
 stream must not be left without a range to write to. Each step may be repeated, so the next seal
 finishes one that was interrupted by a restart.
 
-The functions at the end run on the store's thread, as those of stream_operations.py do.
+A server that is not heard, or that a client does not reach, may be alive. So it is asked before its
+ranges end (SPEC "SEAL_RANGE"): a range that is open there, and led by it, goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import (
-    InvalidRequestError,
-    NoRangeServerError,
-    RangeNotFoundError,
-    RangeOpenError,
-    SbpError,
-    StatusCode,
-    StatusError,
-    ThrottledError,
-    invalid,
-)
-from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import NO_SEQ, RangeRecord, SealedRange, ServerLoad, range_table
-from sbp_core.pd.placement import Placement
+from sbp_core.errors import DeadlineExceededError, SbpError, ThrottledError, TransportError
+from sbp_core.pd.metadata.store import StoreThread
+from sbp_core.pd.model import SealedRange, ServerLoad
 from sbp_core.pd.range_servers import Membership
 from sbp_core.pd.streams.fencing import Fence
-from sbp_core.pd.streams.primaries import Primaries, SealBackoff
-from sbp_core.pd.streams.stream_operations import no_stream
+from sbp_core.pd.streams.range_operations import (
+    NO_TARGETS,
+    Opened,
+    SealPlan,
+    Targets,
+    open_next_ranges,
+    plan_seals,
+)
 from sbp_core.peers.range_servers import Peers, by_address, by_server, server_addresses
 from sbp_core.server.runtime import Clock, cancel_all
-from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult, StreamRange
+from sbp_core.wire.headers import (
+    DescribeRangeResult,
+    RangeId,
+    SealCause,
+    SealRangesResult,
+    StreamRange,
+)
 from sbp_core.wire.status import SUCCESS, status_for
 
 _LOG: Final = logging.getLogger(__name__)
 
+_UNREACHABLE: Final = (TransportError, DeadlineExceededError)
+SEAL_BACKOFF_MS: Final = 1_000
+SEAL_BACKOFF_MS_MAX: Final = 60_000
+"""The first and the longest pause between ranges of a stream that end for want of a replica."""
+_LOOKS: Final = 3
+"""Intervals of heartbeats in which a server that sends these has to answer."""
 _PRIMARY_FIRST_SECONDS: Final = 1.0
 """How long the other servers of a range wait for the seal at its primary."""
 
-_Opened = dict[int, StreamRange | SbpError]
-"""By stream id: the writable range, or why there is none."""
-
 _Call = asyncio.Task[dict[int, SealRangesResult | SbpError]]
 """A seal at one server, with an answer for each stream."""
-
-_Targets = Mapping[int, Sequence[int]]
-"""By stream id: the servers of its next range, the primary first."""
-_NO_TARGETS: Final[_Targets] = {}
 
 
 class RangeAnnouncer:
@@ -86,6 +86,83 @@ class RangeAnnouncer:
             _LOG.debug("ranges not announced address=%s ranges=%d: %s", address, len(hosted), error)
 
 
+class Primaries:
+    """Asks the primaries of ranges whether they serve these."""
+
+    def __init__(self, membership: Membership, peers: Peers, clock: Clock) -> None:
+        self._membership = membership
+        self._peers = peers
+        self._clock = clock
+
+    async def sound(self, ranges: Iterable[StreamRange]) -> set[int]:
+        """Return the streams whose open range is served by its primary."""
+        by_primary: dict[tuple[int, str], list[StreamRange]] = {}
+        for each in ranges:
+            first = each.servers[0].server
+            if first is not None and first.advertise_addr:
+                primary = first.server_id, first.advertise_addr
+                by_primary.setdefault(primary, []).append(each)
+        asked = (self._ask(*primary, led) for primary, led in by_primary.items())
+        return {stream_id for part in await asyncio.gather(*asked) for stream_id in part}
+
+    async def _ask(self, server_id: int, address: str, led: Sequence[StreamRange]) -> set[int]:
+        """Return the streams of which a server says that it leads the range.
+
+        It has the time between two heartbeats for that, or three times as long if one comes. One
+        that does not answer gets no new ranges.
+        """
+        began = self._clock.monotonic()
+        call = asyncio.create_task(self._peers.describe_at(address, led))
+        try:
+            for _ in range(_LOOKS):
+                await asyncio.wait({call}, timeout=self._membership.interval_ms / 1000)
+                if call.done() or not self._membership.has_heard_since(server_id, began):
+                    break
+            answers = call.result() if call.done() else {}
+        finally:
+            await cancel_all([call])
+        if any(not isinstance(each, _UNREACHABLE) for each in answers.values()):
+            self._membership.note_answer(server_id)
+        else:
+            self._membership.suspect([server_id])
+        return {
+            stream_id
+            for stream_id, answer in answers.items()
+            if isinstance(answer, DescribeRangeResult)
+            and answer.stream_range is not None
+            and answer.stream_range.end_offset < 0
+        }
+
+
+class SealBackoff:
+    """How long streams wait before they leave a range again whose primary serves it.
+
+    A server that is half dead may be named as the reason for ever.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: dict[int, tuple[float, float]] = {}
+        """By stream: when it went on in a new range last, and the pause in ms from then on."""
+
+    def maybe_wait_ms(self, stream_id: int) -> int | None:
+        """Return how long a stream has to wait, None if it may go on now, which is noted."""
+        now = self._clock.monotonic()
+        went_on_at, pause_ms = self._last.get(stream_id, (now, 0.0))
+        elapsed_ms = 1000 * (now - went_on_at)
+        if elapsed_ms < pause_ms:
+            return round(pause_ms - elapsed_ms)
+        is_over = elapsed_ms >= 2 * SEAL_BACKOFF_MS_MAX
+        self._last = {
+            each: last
+            for each, last in self._last.items()
+            if 1000 * (now - last[0]) < 2 * SEAL_BACKOFF_MS_MAX
+        }
+        next_ms = SEAL_BACKOFF_MS if is_over or not pause_ms else 2 * pause_ms
+        self._last[stream_id] = now, min(next_ms, SEAL_BACKOFF_MS_MAX)
+        return None
+
+
 class Sealer:
     """Seals ranges at the servers that host them."""
 
@@ -116,7 +193,7 @@ class Sealer:
         items: Sequence[RangeId],
         cause: int = SealCause.REQUESTED,
         on_begin: Callable[[Sequence[RangeId]], None] = lambda _: None,
-        targets: _Targets = _NO_TARGETS,
+        targets: Targets = NO_TARGETS,
     ) -> list[SealRangesResult]:
         """Seal ranges; return each stream's new writable range, or why there is none.
 
@@ -143,7 +220,7 @@ class Sealer:
         items: Sequence[RangeId],
         cause: int,
         on_begin: Callable[[Sequence[RangeId]], None],
-        targets: _Targets,
+        targets: Targets,
     ) -> list[SealRangesResult]:
         planned = self._membership.live_servers()
         is_bounded = cause != SealCause.PRIMARY_SILENT
@@ -160,7 +237,7 @@ class Sealer:
         unsealed = [
             plan.item.stream_id for plan in plans if plan.answer is None and plan.open_range is None
         ]
-        opened: _Opened = {}
+        opened: Opened = {}
         if unsealed:
             opened = await self._open(unsealed, {}, planned, targets, is_bounded=is_bounded)
         calls = self._begin_calls(
@@ -271,10 +348,10 @@ class Sealer:
         stream_ids: Sequence[int],
         fences: Mapping[int, Fence],
         planned: Sequence[ServerLoad],
-        targets: _Targets,
+        targets: Targets,
         *,
         is_bounded: bool,
-    ) -> _Opened:
+    ) -> Opened:
         """Store decided ends and open the next ranges, on servers that are likely to be alive.
 
         If none is any more, those that were `planned` with are used: a stream needs a range.
@@ -302,7 +379,7 @@ class Sealer:
         return opened
 
 
-def _result(plan: SealPlan, fences: Mapping[int, Fence], opened: _Opened) -> SealRangesResult:
+def _result(plan: SealPlan, fences: Mapping[int, Fence], opened: Opened) -> SealRangesResult:
     stream_id = plan.item.stream_id
     answer = plan.answer or opened.get(stream_id)
     if answer is None:
@@ -311,178 +388,3 @@ def _result(plan: SealPlan, fences: Mapping[int, Fence], opened: _Opened) -> Sea
     if isinstance(answer, SbpError):
         return SealRangesResult(None, status_for(answer), stream_id)
     return SealRangesResult(answer, SUCCESS, stream_id)
-
-
-@dataclass(frozen=True, slots=True)
-class SealPlan:
-    """One item of SEAL_RANGE: refused already, answered already, or to be done.
-
-    `open_range` is the range that its server has to seal first; without it only the next range is
-    missing.
-    """
-
-    item: RangeId
-    answer: StreamRange | SbpError | None = None
-    open_range: StreamRange | None = None
-
-
-def plan_seals(
-    store: MetadataStore,
-    items: Sequence[RangeId],
-    servers: Sequence[ServerLoad],
-    *,
-    is_bounded: bool = True,
-) -> list[SealPlan]:
-    """Look at what SEAL_RANGE asks for, while these servers can be given new ranges.
-
-    Sealing a range that is no longer the last one is a repeat: it has its answer already. Unless
-    it `is_bounded`, a stream may get more ranges than it is to have.
-    """
-    addresses = store.servers.addresses()
-    placement = Placement(servers, {})
-    plans = []
-    for item in items:
-        last = store.maybe_last_range(item.stream_id)
-        if last is None:
-            plans.append(SealPlan(item, no_stream(item.stream_id)))
-        elif item.range_index > last.range_index:
-            error = RangeNotFoundError.of(
-                f"stream {item.stream_id} has no range {item.range_index}; list its ranges again"
-            )
-            plans.append(SealPlan(item, error))
-        elif last.end_offset is not None:
-            plans.append(SealPlan(item))
-        elif 0 <= item.range_index < last.range_index:
-            plans.append(SealPlan(item, range_table(last, addresses)))
-        else:
-            where = range_table(last, addresses)
-            plans.append(_plan_open(store, item, where, placement, is_bounded=is_bounded))
-    return plans
-
-
-def _plan_open(
-    store: MetadataStore,
-    item: RangeId,
-    open_range: StreamRange,
-    placement: Placement,
-    *,
-    is_bounded: bool,
-) -> SealPlan:
-    """Return the plan of a range that is open: sealed without a successor, it would end appends."""
-    try:
-        if is_bounded:
-            store.capacity.check_ranges(item.stream_id, store.range_count(item.stream_id))
-        (stream,) = store.streams_by_id([item.stream_id])
-        placement.check(1 if stream is None else max(1, stream.ack_count))
-    except (InvalidRequestError, NoRangeServerError) as error:
-        return SealPlan(item, error)
-    return SealPlan(item, open_range=open_range)
-
-
-def open_next_ranges(
-    store: MetadataStore,
-    stream_ids: Sequence[int],
-    sealed: Sequence[SealedRange],
-    servers: Sequence[ServerLoad],
-    last_servers: Collection[int] = (),
-    *,
-    targets: _Targets = _NO_TARGETS,
-    is_bounded: bool = True,
-) -> tuple[_Opened, list[StreamRange]]:
-    """Record where ranges were sealed, and open the next range of each stream that has none open.
-
-    Returns the writable range of each stream, or why it has none, and the replicated ranges that
-    are sealed. The seals are recorded if no range can be opened, too. A range that was sealed
-    before keeps its end. New ranges are on the servers of `targets` where possible, on the
-    `last_servers` only if there are no others.
-    """
-    store.seal_ranges(sealed)
-    addresses = store.servers.addresses()
-    placement = Placement(servers, store.primary_counts(), last_servers)
-    opened: _Opened = {}
-    news: list[RangeRecord] = []
-    for stream_id in dict.fromkeys(stream_ids):
-        last = store.maybe_last_range(stream_id)
-        if last is not None and last.end_offset is None:
-            opened[stream_id] = range_table(last, addresses)
-            continue
-        try:
-            wanted = StreamRange(stream_id=stream_id)
-            servers_wanted = targets.get(stream_id, ())
-            news.append(
-                _next_range(store, wanted, placement, servers_wanted, is_bounded=is_bounded)
-            )
-        except StatusError as error:
-            opened[stream_id] = error
-    for new, is_made in zip(news, store.create_ranges(news), strict=True):
-        opened[new.stream_id] = range_table(new, addresses) if is_made else _overtaken(new)
-    ended = [
-        range_table(each, addresses)
-        for stream_id, index, *_ in sealed
-        for each in store.ranges_after(
-            (stream_id, index - 1), 1, stream_id=stream_id, server_id=None
-        )
-        if each.range_index == index and each.end_seq != NO_SEQ
-    ]
-    return opened, ended
-
-
-def create_range(
-    store: MetadataStore, wanted: StreamRange | None, servers: Sequence[ServerLoad]
-) -> StreamRange:
-    """Open the next range of a stream (SPEC "CREATE_RANGE").
-
-    Raises StatusError when the stream is unknown, its last range open, or no server alive.
-    """
-    if wanted is None:
-        raise invalid("CREATE_RANGE names no stream; set stream_range.stream_id")
-    new = _next_range(store, wanted, Placement(servers, store.primary_counts()))
-    if store.create_ranges([new]) != [True]:
-        raise _overtaken(new)
-    return range_table(new, store.servers.addresses())
-
-
-def _next_range(
-    store: MetadataStore,
-    wanted: StreamRange,
-    placement: Placement,
-    servers_wanted: Sequence[int] = (),
-    *,
-    is_bounded: bool = True,
-) -> RangeRecord:
-    stream_id = wanted.stream_id
-    (stream,) = store.streams_by_id([stream_id])
-    if stream is None:
-        raise no_stream(stream_id)
-    last = store.maybe_last_range(stream_id)
-    index, start = 0, 0
-    if last is not None:
-        if last.end_offset is None:
-            raise RangeOpenError.of(
-                f"range {last.range_index} of stream {stream_id} is open; seal it first"
-            )
-        index, start = last.range_index + 1, last.end_offset
-    if wanted.range_index not in {-1, index}:
-        raise invalid(
-            f"the next range of stream {stream_id} has index {index}, not {wanted.range_index};"
-            " list its ranges again"
-        )
-    if is_bounded:
-        store.capacity.check_ranges(stream_id, store.range_count(stream_id))
-    return RangeRecord(
-        stream_id,
-        index,
-        start,
-        None,
-        stream.ack_count,
-        placement.next_servers(stream.replica_count, stream.ack_count, servers_wanted),
-        stream.created_at_ms,
-    )
-
-
-def _overtaken(new: RangeRecord) -> StatusError:
-    return StatusError(
-        StatusCode.PD_INTERNAL,
-        f"range {new.range_index} of stream {new.stream_id} was created by another request; list"
-        " its ranges again",
-    )

@@ -144,6 +144,7 @@ class PlacementDriverHandlers:
         )
         self._servers = ServerHandlers(store, membership, self._fail_over, self._repair)
         self._ranges = RangeHandlers(store, membership, self._sealer, self._repair, self._announcer)
+        self._grants = GrantHandlers(store, clock)
         self._cuts = CutTaker(store, self._publisher, self._peers, clock)
         self._restorer = Restorer(store, membership, clock)
         self.observation = Observation(
@@ -168,13 +169,24 @@ class PlacementDriverHandlers:
             Opcode.TRIM_STREAMS: self.trim_streams,
             Opcode.REPORT_METRICS: self.report_metrics,
             Opcode.DESCRIBE_PD_CLUSTER: self.describe_cluster,
-            **self._cursors.by_opcode(),
-            **self._groups.by_opcode(),
-            **self._schemas.by_opcode(),
-            **self._txns.by_opcode(),
-            **self._servers.by_opcode(),
-            **self._ranges.by_opcode(),
-            **GrantHandlers(self._store, self._clock).by_opcode(),
+            Opcode.SEAL_RANGE: self._ranges.seal,
+            Opcode.CREATE_RANGE: self._ranges.create,
+            Opcode.MOVE_RANGES: self._ranges.move,
+            Opcode.COMMIT_CURSORS: self._cursors.commit,
+            Opcode.DESCRIBE_CURSORS: self._cursors.describe,
+            Opcode.JOIN_GROUP: self._groups.join,
+            Opcode.GROUP_HEARTBEAT: self._groups.heartbeat,
+            Opcode.LEAVE_GROUP: self._groups.leave,
+            Opcode.DESCRIBE_GROUP: self._groups.describe,
+            Opcode.REGISTER_SCHEMAS: self._schemas.register,
+            Opcode.DESCRIBE_SCHEMAS: self._schemas.describe,
+            Opcode.COMMIT_TXN: self._txns.commit,
+            Opcode.DESCRIBE_TXNS: self._txns.describe,
+            Opcode.DESCRIBE_SERVERS: self._servers.describe,
+            Opcode.DRAIN_SERVERS: self._servers.drain,
+            Opcode.LIST_GRANTS: self._grants.list,
+            Opcode.CHANGE_GRANTS: self._grants.change,
+            Opcode.CHECK_RIGHTS: self._grants.check,
             Opcode.TAKE_CUT: self._cuts.take,
             Opcode.RESTORE_METADATA: self._restorer.restore,
         }
@@ -318,8 +330,7 @@ class PlacementDriverHandlers:
             result.stream_range for result in results if result.stream_range is not None
         )
         return in_frames(
-            results,
-            lambda part: CreateStreamsResponse(create_responses=part, status=SUCCESS),
+            results, lambda part: CreateStreamsResponse(create_responses=part, status=SUCCESS)
         )
 
     async def delete_streams(self, call: ServerCall) -> Answer:
@@ -328,8 +339,7 @@ class PlacementDriverHandlers:
         check_item_count(len(request.streams))
         results = await self._store.run(operations.delete_streams, request.streams)
         return in_frames(
-            results,
-            lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
+            results, lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS)
         )
 
     async def update_streams(self, call: ServerCall) -> Answer:
@@ -341,8 +351,7 @@ class PlacementDriverHandlers:
         )
         await self._fail_over.renew(moved)
         return in_frames(
-            results,
-            lambda part: UpdateStreamsResponse(update_responses=part, status=SUCCESS),
+            results, lambda part: UpdateStreamsResponse(update_responses=part, status=SUCCESS)
         )
 
     async def trim_streams(self, call: ServerCall) -> Answer:
@@ -350,10 +359,7 @@ class PlacementDriverHandlers:
         request = call.decode(TrimStreamsRequest)
         check_item_count(len(request.trimmed_streams))
         results = await self._trimmer.trim(request.trimmed_streams)
-        return in_frames(
-            results,
-            lambda part: TrimStreamsResponse(streams=part, status=SUCCESS),
-        )
+        return in_frames(results, lambda part: TrimStreamsResponse(streams=part, status=SUCCESS))
 
     async def describe_streams(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_STREAMS": results by id, then by name, or all streams by id."""

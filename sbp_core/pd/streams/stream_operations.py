@@ -14,13 +14,7 @@ from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.operations.range_placement import chunks
-from sbp_core.errors import (
-    AlreadyExistsError,
-    NotFoundError,
-    SbpError,
-    StatusError,
-    invalid,
-)
+from sbp_core.errors import AlreadyExistsError, NotFoundError, SbpError, StatusError, invalid
 from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import (
@@ -203,47 +197,40 @@ def descriptions(
     request: DescribeStreamsRequest,
 ) -> Iterator[Callable[[MetadataStore], list[DescribeStreamResult]]]:
     """Yield the work for each frame of an answer: properties let fewer streams fit into one."""
-    wanted = request.with_properties
-    count_max = limits.RESULTS_PER_FRAME // (PROPERTIES_MAX if wanted else 1)
+    describe = partial(_describe, with_properties=request.with_properties)
+    count_max = limits.RESULTS_PER_FRAME // (PROPERTIES_MAX if request.with_properties else 1)
     for ids in chunks(request.stream_ids, count_max):
-        yield partial(describe_by_id, stream_ids=ids, with_properties=wanted)
+        yield partial(describe, stream_ids=ids)
     for names in chunks(request.names, count_max):
-        yield partial(describe_by_name, names=names, with_properties=wanted)
+        yield partial(describe, names=names)
 
 
-def describe_by_id(
-    store: MetadataStore, stream_ids: Sequence[int], *, with_properties: bool = False
+def _describe(
+    store: MetadataStore,
+    *,
+    stream_ids: Sequence[int] = (),
+    names: Sequence[str] = (),
+    with_properties: bool,
 ) -> list[DescribeStreamResult]:
-    """Describe streams (SPEC "DESCRIBE_STREAMS") by id."""
-    return [
-        DescribeStreamResult(status=status_for(no_stream(stream_id)), stream_id=stream_id)
-        if found is None
-        else _described(found, _properties(store, found) if with_properties else NO_PROPERTIES)
-        for stream_id, found in zip(stream_ids, store.streams_by_id(stream_ids), strict=True)
+    """Describe streams (SPEC "DESCRIBE_STREAMS") by id, then by name."""
+    found = store.streams_by_id(stream_ids) + store.streams_by_name(names)
+    lacking = [(no_stream(each), each) for each in stream_ids] + [
+        (NotFoundError.of(f"no stream is named {shown(each)}"), _UNSET) for each in names
     ]
-
-
-def describe_by_name(
-    store: MetadataStore, names: Sequence[str], *, with_properties: bool = False
-) -> list[DescribeStreamResult]:
-    """Describe streams by name."""
-    return [
-        DescribeStreamResult(
-            status=status_for(NotFoundError.of(f"no stream is named {shown(name)}"))
-        )
-        if found is None
-        else _described(found, _properties(store, found) if with_properties else NO_PROPERTIES)
-        for name, found in zip(names, store.streams_by_name(names), strict=True)
-    ]
+    results = []
+    for stream, (error, stream_id) in zip(found, lacking, strict=True):
+        if stream is None:
+            results.append(DescribeStreamResult(status=status_for(error), stream_id=stream_id))
+        elif with_properties:
+            results.append(_described(stream, store.properties.of_stream(stream.stream_id)))
+        else:
+            results.append(_described(stream))
+    return results
 
 
 def describe_after(store: MetadataStore, stream_id: int) -> list[DescribeStreamResult]:
     """Describe the next streams beyond a stream id, one frame's worth of them."""
     return [_described(found) for found in store.streams_after(stream_id, limits.RESULTS_PER_FRAME)]
-
-
-def _properties(store: MetadataStore, found: StreamRecord) -> Mapping[str, str]:
-    return store.properties.of_stream(found.stream_id)
 
 
 def _described(
@@ -343,7 +330,7 @@ def _ranges_of(
     if server is None and after == _FIRST and owner.stream_id in ahead:
         return ahead[owner.stream_id][:count_max]
     found = store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
-    if not found and stream_id is not None and store.streams_by_id([stream_id]) == [None]:
+    if not found and stream_id is not None and store.maybe_stream(stream_id) is None:
         raise no_stream(stream_id)
     return found
 

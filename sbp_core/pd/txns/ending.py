@@ -120,10 +120,7 @@ def find_routes(store: MetadataStore, keys: Sequence[RangeKey]) -> list[Route | 
         if last is None:
             routes.append(None)
             continue
-        found = store.ranges_after(
-            (stream_id, range_index - 1), 1, stream_id=stream_id, server_id=None
-        )
-        piece = found[0] if found and found[0].range_index == range_index else None
+        piece = store.maybe_range(stream_id, range_index)
         address, *others = server_addresses(range_table(piece, addresses)) if piece else ("",)
         is_open = piece is None or piece.end_offset is None
         is_last = last.range_index <= range_index

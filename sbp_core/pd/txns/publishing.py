@@ -20,12 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import (
-    RequestTimeoutError,
-    SbpError,
-    ShuttingDownError,
-    StoreUnavailableError,
-)
+from sbp_core.errors import RequestTimeoutError, SbpError, ShuttingDownError, StoreUnavailableError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.pd.txns.ending import Combiner, RangeServers, Route

@@ -36,7 +36,7 @@ from sbp_core.pd.txns.transactions import (
     check_owner,
 )
 from sbp_core.server.answers import in_frames, in_parts
-from sbp_core.server.dispatch import Answer, Handler, ServerCall
+from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     CommitTxnRequest,
@@ -47,7 +47,6 @@ from sbp_core.wire.headers import (
     TxnDescription,
     TxnPart,
 )
-from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, shown
 from sbp_core.wire.txn_id import is_producer, is_txn_id, maybe_batch_of
 
@@ -80,10 +79,6 @@ class TxnHandlers:
         self._servers = servers
         self._clock = clock
         self._leap_max = batch_number_leap_max
-
-    def by_opcode(self) -> Mapping[Opcode, Handler]:
-        """Return the handler of each opcode served here."""
-        return {Opcode.COMMIT_TXN: self.commit, Opcode.DESCRIBE_TXNS: self.describe}
 
     async def commit(self, call: ServerCall) -> Answer:
         """SPEC "COMMIT_TXN": commit a batch, give up its lost records, or abort transactions."""

@@ -7,7 +7,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.errors import RangeNotFoundError, StatusCode
 from sbp_core.pd.streams.fail_over import missing_replicas
-from sbp_core.pd.streams.primaries import SEAL_BACKOFF_MS, SEAL_BACKOFF_MS_MAX, SealBackoff
+from sbp_core.pd.streams.sealing import SEAL_BACKOFF_MS, SEAL_BACKOFF_MS_MAX, SealBackoff
 from sbp_core.wire.headers import (
     DescribeRangeResult,
     DescribeRangesResponse,
