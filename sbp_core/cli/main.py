@@ -44,6 +44,7 @@ COMMANDS: Final = (
     ),
     Listed("top", "sbp_core.cli.top:top", "Watch rates, lag and disks of a cluster."),
     Listed("console", "sbp_core.cli.console:console", "Serve the web console of a cluster."),
+    Listed("lake", "sbp_core.cli.lake:lake", "Land streams in Iceberg tables."),
     Listed("acl", "sbp_core.cli.acl:acl", "List, grant and revoke the rights of identities."),
     Listed("apply", "sbp_core.cli.apply:apply", "Make streams and rights as a file says."),
     Listed("backup", "sbp_core.cli.backup:backup", "Take, list, check and remove backups."),

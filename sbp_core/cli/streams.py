@@ -45,6 +45,7 @@ from sbp_core.client import (
 )
 from sbp_core.client.stream_position import Position, PositionKind, find_offset
 from sbp_core.errors import ConfigurationError, NoRangeServerError, SbpError, SchemaError
+from sbp_core.lake import TABLE_PROPERTY
 from sbp_core.quantities import quoted, round_size, show_retention
 from sbp_core.records.stream_schema import name_text
 from sbp_core.wording import counted
@@ -304,6 +305,11 @@ def _extent(at: Reach) -> str:
     multiple=True,
     help="Change nothing if the stream has a property KEY; may be repeated.",
 )
+@click.option(
+    "--lake",
+    metavar="NAMESPACE.TABLE|off",
+    help="Iceberg table in which `sbp lake` lands the stream: its property lake.table.",
+)
 @client_options
 def update(
     options: ClientOptions,
@@ -318,8 +324,13 @@ def update(
     removed: Sequence[str],
     expected: Sequence[tuple[str, str]],
     unexpected: Sequence[str],
+    lake: str | None,
 ) -> int:
     """Change a stream's replicas, retention, name or properties, or all of that at once."""
+    if lake == "off":
+        removed = [*removed, TABLE_PROPERTY]
+    elif lake is not None:
+        properties = [*properties, (TABLE_PROPERTY, lake)]
     changed = _named_once(properties, removed)
     condition = _named_once(expected, unexpected)
     change = StreamUpdate(
@@ -330,12 +341,14 @@ def update(
     if change == StreamUpdate(change.stream, expected_properties=condition):
         raise ConfigurationError(
             "nothing to change: give --replicas, --ack-count, --retention, --retention-size,"
-            " --rename, --property or --remove-property"
+            " --rename, --lake, --property or --remove-property"
         )
     if rename is not None:
         checked_new_name(rename)
     with connect(options) as client:
         _check_replicas(client, replicas or 1, ack_count)
+        if lake not in {None, "off"}:
+            _check_lake(client, change.stream, lake)
         before = _properties(client, change.stream) if removed else {}
         (info,) = client.update_streams([change])
         if replicas is not None:
@@ -348,6 +361,16 @@ def update(
         text += f", {key} {gone}" if value is None else f", {key} = {one_line(value)}"
     write_result(asdict(info), text, is_json=options.json)
     return 0
+
+
+def _check_lake(client: Client, ref: int | str, table: str) -> None:
+    """Raise ConfigurationError or SchemaError if a stream cannot land in a table."""
+    from sbp_core.lake.columns import check_table_name, table_schema
+
+    check_table_name(table)
+    (info,) = client.describe_streams([ref])
+    for newest in client.describe_schemas([info.stream_id])[info.stream_id][-1:]:
+        table_schema(newest.schema.arrow)
 
 
 def _properties(client: Client, ref: int | str) -> dict[str, str]:

@@ -1,0 +1,233 @@
+"""Landing one stream: records are collected, and committed to its table by interval and size.
+
+Nothing is kept between attempts. After any error the table is loaded again, and says how far the
+stream has landed: a commit of unknown outcome is found there, or was not made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+
+from sbp_core.app.decoding import decode_fetched, fingerprints_of
+from sbp_core.client import AsyncClient
+from sbp_core.client.types import FetchItem, StreamInfo
+from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError
+from sbp_core.lake.columns import PLAIN, rows_of, table_schema
+from sbp_core.lake.table import LakeTable, TableState
+from sbp_core.records import StreamSchema
+from sbp_core.records.envelope import split_envelopes
+
+T = TypeVar("T")
+
+_LOG: Final = logging.getLogger(__name__)
+
+_FETCH_BYTES: Final = 8 << 20
+_FETCH_WAIT_MS: Final = 10_000
+_COMPACTED_COMMITS: Final = 16
+_EXPIRY_SECONDS: Final = 3_600.0
+_RETRY_SECONDS: Final = (1.0, 60.0)
+"""The first pause after an error, and the longest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LandingSettings:
+    """When records are committed: `interval_seconds` after the first, or with `file_bytes`.
+
+    Snapshots are kept for `keep_seconds`: so long a reader may use an old one.
+    """
+
+    interval_seconds: float = 60.0
+    file_bytes: int = 128 << 20
+    keep_seconds: float = 86_400.0
+
+
+@dataclass(slots=True)
+class _Collected:
+    """Records from `start_offset` on, which follow each other."""
+
+    start_offset: int
+    schema: pa.Schema
+    end_offset: int = field(init=False)
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    bytes: int = 0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        self.end_offset = self.start_offset
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self.batches.append(rows)
+        self.bytes += rows.nbytes
+        self.end_offset += rows.num_rows
+
+
+class Landing:
+    """Lands one stream in one table until it is cancelled. Blocking work is done by `workers`."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        catalog: Catalog,
+        stream: StreamInfo,
+        table: str,
+        *,
+        settings: LandingSettings,
+        workers: Executor,
+    ) -> None:
+        self._client = client
+        self._catalog = catalog
+        self._stream = stream
+        self._settings = settings
+        self._workers = workers
+        self._schemas: dict[str, StreamSchema] = {}
+        self._columns: pa.Schema | None = None
+        """The columns of the stream's latest schema; None for a plain stream."""
+        self._uncompacted = 0
+        """Commits since the table was compacted."""
+        self._expire_at = 0.0
+        self.state = TableState(stream.label, table)
+        self.changed: Final = asyncio.Event()
+        """Set whenever `state` is another one."""
+
+    async def run(self) -> None:
+        """Land records, and begin again after each error."""
+        pause = _RETRY_SECONDS[0]
+        while True:
+            landed = self.state.landed_offset
+            try:
+                await self._land()
+            except Exception as error:  # noqa: BLE001 - catalogs and object stores raise anything
+                _LOG.error("landing failed stream=%s: %s", self._stream.label, error)
+                self._show(replace(self.state, error=f"{type(error).__name__}: {error}"))
+            if self.state.landed_offset != landed:
+                pause = _RETRY_SECONDS[0]
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _RETRY_SECONDS[1])
+
+    async def _land(self) -> None:
+        schema = await self._learn_schemas()
+        table = await self._blocking(
+            LakeTable.open, self._catalog, self.state.table, self._stream, schema
+        )
+        landed = await self._blocking(table.landed)
+        commit = None if landed is None else landed.commit
+        if commit is not None and await self._client.has_commit(commit) is False:
+            raise ConfigurationError(
+                "the metadata of the cluster is older than the table, or of another cluster:"
+                " offsets may stand for other records now. Name another table"
+            )
+        self._show(table.state())
+        expected = None if landed is None else landed.end_offset
+        position = expected
+        if position is None:
+            (bounds,) = await self._client.stream_bounds([self._stream.stream_id])
+            position = bounds.start_offset
+        while True:
+            collected = await self._collect(position, schema)
+            if collected.batches:
+                await self._blocking(self._commit, table, collected, expected)
+                expected = position = collected.end_offset
+                await self._blocking(self._maintain, table)
+                self._show(table.state())
+            else:
+                position = collected.end_offset
+            schema = self._table_schema()
+
+    async def _collect(self, position: int, schema: pa.Schema) -> _Collected:
+        """Return the next records: up to a size, a time, a gap, or a change of the schema."""
+        collected = _Collected(position, schema)
+        loop = asyncio.get_running_loop()
+        deadline: float | None = None
+        while collected.bytes < self._settings.file_bytes:
+            wait_ms = _FETCH_WAIT_MS
+            if deadline is not None:
+                wait_ms = min(wait_ms, int(1000 * (deadline - loop.time())))
+                if wait_ms <= 0:
+                    break
+            item = FetchItem(self._stream.stream_id, collected.end_offset, None, _FETCH_BYTES)
+            (found,) = [each async for each in self._client.fetch([item], max_wait_ms=wait_ms)]
+            if isinstance(found.error, OffsetOutOfRangeError):
+                if collected.batches:
+                    break
+                collected.start_offset = collected.end_offset = self._behind_gap(
+                    collected.end_offset, found.error
+                )
+            elif found.error is not None:
+                raise found.error
+            elif found.payload:
+                envelopes = list(split_envelopes(found.payload))
+                if not fingerprints_of(envelopes) <= self._schemas.keys():
+                    schema = await self._learn_schemas()
+                if not schema.equals(collected.schema):
+                    if collected.batches:
+                        break
+                    collected.schema = schema
+                await self._blocking(self._add, collected, envelopes)
+                if deadline is None:
+                    deadline = loop.time() + self._settings.interval_seconds
+        return collected
+
+    def _behind_gap(self, position: int, error: OffsetOutOfRangeError) -> int:
+        """Return where the stream goes on. Raises the error if it ends before the position."""
+        start, end = error.bounds or (-1, -1)
+        if not position < start <= end:
+            raise error
+        _LOG.error(
+            "records lost to the lake stream=%s start=%d end=%d: they were trimmed before they had"
+            " landed",
+            *(self._stream.label, position, start),
+        )
+        return start
+
+    def _add(self, collected: _Collected, envelopes: list[Any]) -> None:
+        label, at = self._stream.label, collected.end_offset
+        for batch in decode_fetched(label, envelopes, at, None, self._schemas):
+            collected.add(rows_of(batch, self._columns, collected.schema))
+
+    def _commit(self, table: LakeTable, collected: _Collected, expected: int | None) -> None:
+        table.append(
+            pa.Table.from_batches(collected.batches, collected.schema),
+            start_offset=collected.start_offset,
+            end_offset=collected.end_offset,
+            expected_offset=expected,
+            commit=self._client.last_commit,
+        )
+
+    def _show(self, state: TableState) -> None:
+        self.state = state
+        self.changed.set()
+
+    def _maintain(self, table: LakeTable) -> None:
+        """Compact the table and remove old snapshots, where that is due."""
+        now = time.monotonic()
+        self._uncompacted += 1
+        if self._uncompacted >= _COMPACTED_COMMITS:
+            self._uncompacted = 0
+            table.compact(self._settings.file_bytes)
+        if now >= self._expire_at:
+            self._expire_at = now + _EXPIRY_SECONDS
+            table.expire(datetime.now(UTC) - timedelta(seconds=self._settings.keep_seconds))
+
+    async def _learn_schemas(self) -> pa.Schema:
+        stream_id = self._stream.stream_id
+        versions = (await self._client.describe_schemas([stream_id]))[stream_id]
+        self._schemas = {each.schema.fingerprint: each.schema for each in versions}
+        self._columns = versions[-1].schema.arrow if versions else None
+        return self._table_schema()
+
+    def _table_schema(self) -> pa.Schema:
+        return PLAIN if self._columns is None else table_schema(self._columns)
+
+    async def _blocking(self, work: Callable[..., T], *arguments: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, work, *arguments)

@@ -1,0 +1,242 @@
+"""Streams as Iceberg tables: every record once, whatever ends, fails or changes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+import sbp_core
+from sbp_core import aio
+from sbp_core.client import AsyncClient, StreamSpec, StreamUpdate
+from sbp_core.lake.landing import Landing, LandingSettings
+from sbp_core.records import StreamSchema
+
+NOW = LandingSettings(interval_seconds=0.05)
+
+
+def open_catalog(folder):
+    return SqlCatalog("sbp", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=folder.as_uri())
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    return SqlCatalog(
+        "sbp", uri=f"sqlite:///{tmp_path / 'catalog.db'}", warehouse=tmp_path.as_uri()
+    )
+
+
+@pytest.fixture
+def stream(client, new_streams):
+    (name,) = new_streams(1)
+    client.update_streams([StreamUpdate(name, properties={"lake.table": f"lake.{name}"})])
+    return name
+
+
+def rows_of(catalog, stream):
+    return catalog.load_table(f"lake.{stream}").scan().to_arrow().sort_by("_offset")
+
+
+async def next_change(landings):
+    waits = [asyncio.create_task(each.changed.wait()) for each in landings]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait, each in zip(waits, landings, strict=True):
+        wait.cancel()
+        each.changed.clear()
+
+
+def land_until(cluster, catalog, stream, is_done, *, count=1, table=None):
+    """Run landings of a stream until `is_done`, and return their last states."""
+
+    async def main():
+        async with AsyncClient(cluster.endpoint) as client:
+            (info,) = await client.describe_streams([stream])
+            with ThreadPoolExecutor(2) as workers:
+                landings = [
+                    Landing(
+                        *(client, catalog, info, table or f"lake.{stream}"),
+                        settings=NOW,
+                        workers=workers,
+                    )
+                    for _ in range(count)
+                ]
+                tasks = [asyncio.create_task(each.run()) for each in landings]
+                async with asyncio.timeout(120):
+                    while not is_done([each.state for each in landings]):
+                        await next_change(landings)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            return [each.state for each in landings]
+
+    return asyncio.run(main())
+
+
+def has_landed(offset):
+    return lambda states: any(each.landed_offset == offset for each in states)
+
+
+def test_records_of_a_plain_stream_land_with_their_keys_headers_and_times(cluster, catalog, stream):
+    with sbp_core.connect(cluster.endpoint) as sbp, sbp.producer(stream) as producer:
+        producer.send(b"one", key=b"k", headers={"a": b"b"}, timestamp_us=1_700_000_000_000_000)
+        producer.send(None, timestamp_us=1_800_000_000_000_000)
+    land_until(cluster, catalog, stream, has_landed(2))
+    found = rows_of(catalog, stream)
+    assert found["_offset"].to_pylist() == [0, 1]
+    assert found["_key"].to_pylist() == [b"k", None]
+    assert found["value"].to_pylist() == [b"one", None]
+    assert found["_headers"].to_pylist()[0] == [("a", b"b")]
+    assert found["_timestamp"].cast(pa.int64()).to_pylist() == [
+        1_700_000_000_000_000,
+        1_800_000_000_000_000,
+    ]
+    days = {
+        str(each["partition"])
+        for each in catalog.load_table(f"lake.{stream}").inspect.files().to_pylist()
+    }
+    assert len(days) == 2
+
+
+def test_a_schema_that_grows_grows_the_table(cluster, catalog, client, stream):
+    with sbp_core.connect(cluster.endpoint) as sbp:
+        name = f"{stream}-typed"
+        old = pa.schema([("id", pa.int32()), ("small", pa.int8()), ("at", pa.time64("ns"))])
+        new = pa.schema([("id", pa.int64()), *list(old)[1:], ("more", pa.list_(pa.string()))])
+        (info,) = client.create_streams([StreamSpec(name)])
+        client.evolve_schema(info.stream_id, StreamSchema.of(old), may_change=True)
+        rows = {"id": 1, "small": 2, "at": None}
+        with sbp.producer(name) as producer:
+            producer.send_many([rows])
+        land_until(cluster, catalog, name, has_landed(1))
+        client.evolve_schema(info.stream_id, StreamSchema.of(new), may_change=True)
+        with sbp.producer(name) as producer:
+            producer.send_many([{**rows, "id": 1 << 40, "more": ["x"]}])
+        land_until(cluster, catalog, name, has_landed(2))
+    found = rows_of(catalog, name)
+    assert found["id"].to_pylist() == [1, 1 << 40]
+    assert found["more"].to_pylist() == [None, ["x"]]
+
+
+def test_of_two_processes_each_record_lands_once(cluster, catalog, stream):
+    with sbp_core.connect(cluster.endpoint) as sbp:
+        producing = threading.Event()
+
+        def produce():
+            with sbp.producer(stream) as producer:
+                for number in range(3000):
+                    producer.send(b"%d" % number)
+                    if number % 100 == 0:
+                        producer.flush()
+            producing.set()
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        land_until(cluster, catalog, stream, has_landed(3000), count=2)
+        thread.join()
+    found = rows_of(catalog, stream)
+    assert found["_offset"].to_pylist() == [*range(3000)]
+    assert found["value"].to_pylist() == [b"%d" % each for each in range(3000)]
+
+
+def test_records_that_were_trimmed_before_they_landed_are_a_gap(cluster, catalog, client, stream):
+    with sbp_core.connect(cluster.endpoint) as sbp, sbp.producer(stream) as producer:
+        producer.send_many([{"value": b"a"}] * 5)
+        producer.flush()
+        land_until(cluster, catalog, stream, has_landed(5))
+        producer.send_many([{"value": b"b"}] * 5)
+        producer.flush()
+        (info,) = client.describe_streams([stream])
+        client.trim_streams({info.stream_id: 8})
+        (state,) = land_until(cluster, catalog, stream, has_landed(10))
+    assert state.gaps == ((5, 8),)
+    assert rows_of(catalog, stream)["_offset"].to_pylist() == [0, 1, 2, 3, 4, 8, 9]
+
+
+def test_a_stream_that_was_created_again_does_not_land_in_the_old_table(
+    cluster, catalog, client, stream
+):
+    with sbp_core.connect(cluster.endpoint) as sbp:
+        with sbp.producer(stream) as producer:
+            producer.send(b"old")
+        land_until(cluster, catalog, stream, has_landed(1))
+        (info,) = client.describe_streams([stream])
+        client.delete_streams([info.stream_id])
+        client.create_streams([StreamSpec(stream)])
+        with sbp.producer(stream) as producer:
+            producer.send(b"new")
+    (state,) = land_until(cluster, catalog, stream, lambda states: bool(states[0].error))
+    assert "created again" in state.error
+    assert rows_of(catalog, stream)["value"].to_pylist() == [b"old"]
+
+
+def test_small_files_become_one_and_what_is_replaced_is_removed(cluster, catalog, stream, tmp_path):
+    settings = LandingSettings(interval_seconds=0.0, keep_seconds=0.0)
+
+    async def main():
+        async with AsyncClient(cluster.endpoint) as client:
+            (info,) = await client.describe_streams([stream])
+            with ThreadPoolExecutor(1) as workers:
+                landing = Landing(
+                    *(client, catalog, info, f"lake.{stream}"), settings=settings, workers=workers
+                )
+                task = asyncio.create_task(landing.run())
+                async with (
+                    aio.connect(cluster.endpoint) as connection,
+                    connection.producer(stream) as producer,
+                ):
+                    for number in range(20):
+                        await producer.send(b"%d" % number)
+                        await producer.flush()
+                        while landing.state.landed_offset != number + 1:
+                            await next_change([landing])
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+    table = catalog.load_table(f"lake.{stream}")
+    assert len(table.inspect.files()) < 10
+    assert rows_of(catalog, stream)["_offset"].to_pylist() == [*range(20)]
+
+
+def test_killed_at_any_moment_it_lands_each_record_once(cluster, catalog, client, stream, tmp_path):
+    command = [
+        *(sys.executable, "-m", "sbp_core.cli.main", "lake", "--interval", "1s"),
+        *("--endpoint", cluster.endpoint, "--warehouse", str(tmp_path / "kills")),
+    ]
+    shown = [*command[:4], "status", "--json", *command[6:]]
+    rolls = random.Random(7)
+    sent = 0
+    with sbp_core.connect(cluster.endpoint) as sbp, sbp.producer(stream) as producer:
+        for is_last in (*[False] * 4, True):
+            process = subprocess.Popen(command, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            process.stdout.readline()
+            for _ in range(rolls.randrange(5, 15)):
+                producer.send_many([{"value": b"%d" % each} for each in range(sent, sent + 50)])
+                producer.flush()
+                sent += 50
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(rolls.uniform(0, 0.2))
+            while is_last and landed(shown, stream) != sent:
+                assert process.poll() is None
+            process.kill()
+            process.communicate()
+    found = rows_of(open_catalog(tmp_path / "kills"), stream)
+    assert found["_offset"].to_pylist() == [*range(sent)]
+    assert found["value"].to_pylist() == [b"%d" % each for each in range(sent)]
+
+
+def landed(command, stream):
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    states = {each["stream"]: each for each in map(json.loads, lines.splitlines())}
+    assert states[stream]["error"] is None
+    return states[stream]["landed_offset"]
