@@ -32,6 +32,7 @@ from sbp_core.cli.output import (
 )
 from sbp_core.cli.stream_copy import copy
 from sbp_core.cli.stream_list import list_streams
+from sbp_core.cli.stream_properties import check_lake, named_once, properties_of
 from sbp_core.cli.values import DURATION_MS, NUMBER, POSITIVE, SIZE, STREAM, Value
 from sbp_core.client import (
     Client,
@@ -131,7 +132,7 @@ def create(
             )
         names = [f"{name}-{index}" for index in range(count)]
     checked_new_name(names[0])
-    _named_once(properties, ())
+    named_once(properties, ())
     specs = [
         StreamSpec(
             each,
@@ -327,12 +328,11 @@ def update(
     lake: str | None,
 ) -> int:
     """Change a stream's replicas, retention, name or properties, or all of that at once."""
-    if lake == "off":
-        removed = [*removed, TABLE_PROPERTY]
-    elif lake is not None:
+    removed = [*removed, TABLE_PROPERTY] if lake == "off" else removed
+    if lake not in {None, "off"}:
         properties = [*properties, (TABLE_PROPERTY, lake)]
-    changed = _named_once(properties, removed)
-    condition = _named_once(expected, unexpected)
+    changed = named_once(properties, removed)
+    condition = named_once(expected, unexpected)
     change = StreamUpdate(
         *(parse_stream(stream), rename, retention, retention_size, replicas, ack_count),
         properties=changed,
@@ -348,8 +348,8 @@ def update(
     with connect(options) as client:
         _check_replicas(client, replicas or 1, ack_count)
         if lake not in {None, "off"}:
-            _check_lake(client, change.stream, lake)
-        before = _properties(client, change.stream) if removed else {}
+            check_lake(client, change.stream, lake)
+        before = properties_of(client, change.stream) if removed else {}
         (info,) = client.update_streams([change])
         if replicas is not None:
             _warn_of_missing(client, replicas)
@@ -361,29 +361,6 @@ def update(
         text += f", {key} {gone}" if value is None else f", {key} = {one_line(value)}"
     write_result(asdict(info), text, is_json=options.json)
     return 0
-
-
-def _check_lake(client: Client, ref: int | str, table: str) -> None:
-    """Raise ConfigurationError or SchemaError if a stream cannot land in a table."""
-    from sbp_core.lake.columns import check_table_name, table_schema
-
-    check_table_name(table)
-    (info,) = client.describe_streams([ref])
-    for newest in client.describe_schemas([info.stream_id])[info.stream_id][-1:]:
-        table_schema(newest.schema.arrow)
-
-
-def _properties(client: Client, ref: int | str) -> dict[str, str]:
-    (info,) = client.describe_streams([ref])
-    return client.describe_properties([info.stream_id])[info.stream_id]
-
-
-def _named_once(present: Sequence[tuple[str, str]], absent: Sequence[str]) -> dict[str, str | None]:
-    """Return properties by key, None if absent. Raises ConfigurationError for a key named twice."""
-    found: dict[str, str | None] = {**dict(present), **dict.fromkeys(absent)}
-    if len(found) < len(present) + len(absent):
-        raise ConfigurationError("a property is named twice; name each once")
-    return found
 
 
 @streams.command("trim")

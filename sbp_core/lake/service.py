@@ -46,7 +46,7 @@ class Lake:
         self._landings: dict[tuple[StreamInfo, str], tuple[Landing, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
-        """Land streams until this is cancelled. What is being committed then is finished."""
+        """Land streams until this is cancelled. A commit in progress is finished."""
         try:
             while True:
                 try:
