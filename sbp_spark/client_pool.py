@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from sbp_core import limits
 from sbp_core.client import Client, Connecting, RetryPolicy, StreamInfo, Wishes
@@ -20,9 +21,14 @@ from sbp_core.errors import (
     NotFoundError,
     TransportError,
 )
+from sbp_core.lake.catalog import open_catalog
+from sbp_core.lake.history_client import HistoryClient
 from sbp_spark.options.endpoints import Servers
 from sbp_spark.options.stream_selection import StreamRef
 from sbp_spark.spark_internals.worker_process import SEEN, tune_worker
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
 
 _CONNECT_TIMEOUT_MS: Final = 2_000
 _FIRST_CALL_TIMEOUT_MS: Final = 5_000
@@ -53,7 +59,8 @@ Connect = Callable[[Servers, Patience], Client]
 def new_client(servers: Servers, patience: Patience) -> Client:
     """Make a client of a cluster."""
     is_starting = patience is Patience.STARTING
-    return Client(
+    make = partial(HistoryClient, open_catalog=partial(_open_catalog, servers.history))
+    return (make if servers.history else Client)(
         str(servers),
         timeout_ms=_FIRST_CALL_TIMEOUT_MS if is_starting else limits.REQUEST_TIMEOUT_MS,
         connecting=Connecting(
@@ -64,6 +71,13 @@ def new_client(servers: Servers, patience: Patience) -> Client:
         ),
         retry=RetryPolicy(budget_ms=patience.budget_ms(servers)),
     )
+
+
+def _open_catalog(history: str) -> Catalog:
+    """Return the catalog that the option names. Raises ConfigurationError."""
+    if "/" in history:
+        return open_catalog(None, history)
+    return open_catalog(None if history.lower() == "auto" else history, None)
 
 
 class ClientPool:

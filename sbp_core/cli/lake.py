@@ -20,6 +20,7 @@ from sbp_core.cli.server_options import path_option
 from sbp_core.cli.serving import ReadyFile, announce, watch_signals
 from sbp_core.cli.values import DURATION_MS, PATH, SIZE
 from sbp_core.errors import ConfigurationError
+from sbp_core.lake.catalog import open_catalog
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -87,7 +88,7 @@ def lake(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("pyiceberg").setLevel(logging.ERROR)
     ready = ReadyFile(None if ready_file is None else Path(ready_file))
-    opened = _open_catalog(catalog, warehouse)
+    opened = open_catalog(catalog, warehouse)
     settings = {"interval_seconds": interval / 1000, "file_bytes": file_bytes}
     asyncio.run(_serve(options, opened, settings, ready))
     return 0
@@ -98,7 +99,7 @@ def lake(
 @client_options
 def status(options: ClientOptions, catalog: str | None, warehouse: str) -> int:
     """Show how far each stream has landed, by its table, and how far that is behind."""
-    opened = _open_catalog(catalog, warehouse)
+    opened = open_catalog(catalog, warehouse)
     found = asyncio.run(_statuses(options, opened))
     if options.json:
         for each in found:
@@ -119,27 +120,6 @@ def _row(found: LakeStatus) -> tuple[str, ...]:
     cells = ("-" if each is None else f"{each:.0f}" for each in shown)
     gaps = "".join(f"lost offsets {start} to {end - 1}; " for start, end in state.gaps)
     return (state.stream, state.table, *cells, gaps + (state.error or ""))
-
-
-def _open_catalog(name: str | None, warehouse: str) -> Catalog:
-    """Return the catalog of a name, or the one of a folder. Raises ConfigurationError."""
-    try:
-        from pyiceberg.catalog import load_catalog
-        from pyiceberg.catalog.sql import SqlCatalog
-    except ImportError as error:
-        raise ConfigurationError(
-            "`sbp lake` needs PyIceberg: pip install 'sbp-spark[lake]'"
-        ) from error
-    try:
-        if name is not None:
-            return load_catalog(name)
-        folder = Path(warehouse).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        return SqlCatalog(
-            "sbp", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=folder.as_uri()
-        )
-    except Exception as error:
-        raise ConfigurationError(f"the catalog cannot be opened: {error}") from error
 
 
 async def _serve(

@@ -7,9 +7,11 @@ microseconds. A duration cannot be expressed, so a stream with one is refused by
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from sbp_core.app.record import Batch
@@ -69,19 +71,20 @@ def table_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([*_ADDED, *fields])
 
 
-def rows_of(batch: Batch, columns: pa.Schema | None, table: pa.Schema) -> pa.RecordBatch:
+def rows_of(batch: Batch, columns: pa.Schema | None) -> pa.RecordBatch:
     """Return records as rows of a table: `columns` are those of the stream's latest schema.
 
-    None for a plain stream. Raises SchemaError for a value that the table cannot hold.
+    Records without a schema have the columns of PLAIN, also in a stream that got a schema later.
+    Raises SchemaError for a value that the table cannot hold.
     """
-    rows = batch.rows
-    if columns is not None:
-        rows = map_columns(rows, columns)
-    named = {
-        _PLAIN_NAMES.get(name, name) if columns is None else name: column
-        for name, column in zip(rows.schema.names, rows.columns, strict=True)
-    }
-    offsets = pa.array(range(batch.base_offset, batch.end_offset), pa.int64())
+    if batch.is_typed and columns is not None:
+        rows, table = map_columns(batch.rows, columns), table_schema(columns)
+        named = dict(zip(rows.schema.names, rows.columns, strict=True))
+    else:
+        rows, table = batch.rows, PLAIN
+        names = (_PLAIN_NAMES.get(each, each) for each in rows.schema.names)
+        named = dict(zip(names, rows.columns, strict=True))
+    offsets = pa.array(np.arange(batch.base_offset, batch.end_offset))
     named |= {OFFSET: offsets, TIMESTAMP: batch.times}
     try:
         made = [named[each.name].cast(each.type) for each in table]
@@ -91,6 +94,22 @@ def rows_of(batch: Batch, columns: pa.Schema | None, table: pa.Schema) -> pa.Rec
             f" cannot be expressed in the table: {error}"
         ) from error
     return pa.RecordBatch.from_arrays(made, schema=table)
+
+
+def join_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """Return batches as one table. A column that a batch lacks is null in its rows.
+
+    Raises SchemaError if a column has two types: records without a schema and typed ones.
+    """
+    runs = groupby(batches, key=lambda each: each.schema)
+    try:
+        return pa.concat_tables(
+            (pa.Table.from_batches(run, schema) for schema, run in runs), promote_options="default"
+        )
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise SchemaError(
+            f"records without a schema and typed records do not fit into one table: {error}"
+        ) from error
 
 
 def _faults(schema: pa.Schema) -> Iterator[str]:

@@ -22,7 +22,7 @@ from sbp_core.app.decoding import decode_fetched, fingerprints_of
 from sbp_core.client import AsyncClient
 from sbp_core.client.types import FetchItem, StreamInfo
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError
-from sbp_core.lake.columns import PLAIN, rows_of, table_schema
+from sbp_core.lake.columns import PLAIN, join_rows, rows_of, table_schema
 from sbp_core.lake.table import LakeTable, TableState
 from sbp_core.records import StreamSchema
 from sbp_core.records.envelope import split_envelopes
@@ -56,11 +56,9 @@ class _Collected:
     """Records from `start_offset` on, which follow each other."""
 
     start_offset: int
-    schema: pa.Schema
     end_offset: int = field(init=False)
     batches: list[pa.RecordBatch] = field(default_factory=list)
     bytes: int = 0
-    deadline: float | None = None
 
     def __post_init__(self) -> None:
         self.end_offset = self.start_offset
@@ -115,7 +113,8 @@ class Landing:
             pause = min(2 * pause, _RETRY_SECONDS[1])
 
     async def _land(self) -> None:
-        schema = await self._learn_schemas()
+        await self._learn_schemas()
+        schema = PLAIN if self._columns is None else table_schema(self._columns)
         table = await self._blocking(
             LakeTable.open, self._catalog, self.state.table, self._stream, schema
         )
@@ -133,7 +132,7 @@ class Landing:
             (bounds,) = await self._client.stream_bounds([self._stream.stream_id])
             position = bounds.start_offset
         while True:
-            collected = await self._collect(position, schema)
+            collected = await self._collect(position)
             if collected.batches:
                 await self._blocking(self._commit, table, collected, expected)
                 expected = position = collected.end_offset
@@ -141,11 +140,10 @@ class Landing:
                 self._show(table.state())
             else:
                 position = collected.end_offset
-            schema = self._table_schema()
 
-    async def _collect(self, position: int, schema: pa.Schema) -> _Collected:
+    async def _collect(self, position: int) -> _Collected:
         """Return the next records: up to a size, a time, a gap, or a change of the schema."""
-        collected = _Collected(position, schema)
+        collected = _Collected(position)
         loop = asyncio.get_running_loop()
         deadline: float | None = None
         while collected.bytes < self._settings.file_bytes:
@@ -167,11 +165,9 @@ class Landing:
             elif found.payload:
                 envelopes = list(split_envelopes(found.payload))
                 if not fingerprints_of(envelopes) <= self._schemas.keys():
-                    schema = await self._learn_schemas()
-                if not schema.equals(collected.schema):
+                    await self._learn_schemas()
                     if collected.batches:
                         break
-                    collected.schema = schema
                 await self._blocking(self._add, collected, envelopes)
                 if deadline is None:
                     deadline = loop.time() + self._settings.interval_seconds
@@ -192,11 +188,11 @@ class Landing:
     def _add(self, collected: _Collected, envelopes: list[Any]) -> None:
         label, at = self._stream.label, collected.end_offset
         for batch in decode_fetched(label, envelopes, at, None, self._schemas):
-            collected.add(rows_of(batch, self._columns, collected.schema))
+            collected.add(rows_of(batch, self._columns))
 
     def _commit(self, table: LakeTable, collected: _Collected, expected: int | None) -> None:
         table.append(
-            pa.Table.from_batches(collected.batches, collected.schema),
+            join_rows(collected.batches),
             start_offset=collected.start_offset,
             end_offset=collected.end_offset,
             expected_offset=expected,
@@ -218,15 +214,11 @@ class Landing:
             self._expire_at = now + _EXPIRY_SECONDS
             table.expire(datetime.now(UTC) - timedelta(seconds=self._settings.keep_seconds))
 
-    async def _learn_schemas(self) -> pa.Schema:
+    async def _learn_schemas(self) -> None:
         stream_id = self._stream.stream_id
         versions = (await self._client.describe_schemas([stream_id]))[stream_id]
         self._schemas = {each.schema.fingerprint: each.schema for each in versions}
         self._columns = versions[-1].schema.arrow if versions else None
-        return self._table_schema()
-
-    def _table_schema(self) -> pa.Schema:
-        return PLAIN if self._columns is None else table_schema(self._columns)
 
     async def _blocking(self, work: Callable[..., T], *arguments: Any) -> T:
         loop = asyncio.get_running_loop()

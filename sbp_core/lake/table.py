@@ -8,41 +8,53 @@ they end, so data and progress are one commit, and nothing else is trusted after
     sbp.commit, sbp.life                   the metadata of the cluster, as it was known then
 
 A commit names the snapshot that it follows. If another process has committed since, the catalog
-refuses it. PyIceberg would repeat it on top of that, and so land the records twice: the table
-property `commit.retry.num-retries` forbids that.
+refuses the commit. PyIceberg would repeat it on top of the other commit, and so land the records
+twice: the table property `commit.retry.num-retries` forbids that. For the same reason `append`
+compares what its own snapshot says with the offset that the records were read for.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final, Self
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import Table
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.transforms import DayTransform, IdentityTransform
 
 from sbp_core.client.types import StoreCommit, StreamInfo
-from sbp_core.errors import ConfigurationError
+from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.lake.columns import OFFSET, TIMESTAMP
+from sbp_core.lake.files import delete_unreferenced, read_file, write_files
 
+_START: Final = "sbp.start-offset"
 _END: Final = "sbp.end-offset"
 _GAPS: Final = "sbp.gaps"
 _NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 _PROPERTIES: Final = {
     **_NO_RETRIES,
+    "commit.manifest-merge.enabled": "true",
     "write.parquet.compression-codec": "zstd",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
+_COMPACTED_COMMITS: Final = 16
+"""Small commits at the end of a table that become one file."""
+_ORPHAN_AGE: Final = timedelta(days=3)
+"""Age from which on a file that no snapshot refers to is left over from a killed process."""
 
 
-_SMALL_FILES_MAX: Final = 16
+class LakeConflictError(SbpError):
+    """Another process has committed to the table: load it again, and see how far it has landed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,19 @@ class Landed:
     end_offset: int
     commit: StoreCommit | None
     gaps: tuple[tuple[int, int], ...] = ()
+
+
+class DataFileRange(NamedTuple):
+    """A file with records of the offsets [start, end), perhaps not of all of them.
+
+    `newest_us` is the latest time of its records, in us.
+    """
+
+    path: str
+    start: int
+    end: int
+    newest_us: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +121,7 @@ class LakeTable:
         summary = {} if snapshot is None or snapshot.summary is None else snapshot.summary
         return TableState(
             self._stream.label,
-            self._name,
+            self.name,
             None if landed is None else landed.end_offset,
             int(summary.get("total-data-files", 0)),
             int(summary.get("total-files-size", 0)),
@@ -109,18 +134,15 @@ class LakeTable:
 
         Raises ConfigurationError if the records of the table are of something else.
         """
-        snapshot = self._table.current_snapshot()
-        if snapshot is None:
+        if self._table.current_snapshot() is None:
             return None
-        for each in ancestors_of(snapshot, self._table.metadata):
-            summary = each.summary
-            if summary is not None and summary[_END] is not None:
-                self._check_stream(summary["sbp.stream-id"], summary["sbp.stream-created-ms"])
-                number, life = summary["sbp.commit"], summary["sbp.life"]
-                commit = StoreCommit(int(number), life) if number and life else None
-                return Landed(int(summary[_END] or 0), commit, self._gaps())
+        for summary in self._summaries():
+            self._check_stream(summary["sbp.stream-id"], summary["sbp.stream-created-ms"])
+            number, life = summary.get("sbp.commit"), summary.get("sbp.life")
+            commit = StoreCommit(int(number), life) if number and life else None
+            return Landed(int(summary[_END]), commit, self._gaps())
         raise ConfigurationError(
-            f"table {self._name} has records that were not landed from a stream, or no snapshot"
+            f"table {self.name} has records that were not landed from a stream, or no snapshot"
             " is left that says how far it has landed: name another table"
         )
 
@@ -136,55 +158,145 @@ class LakeTable:
         """Add the records [start_offset, end_offset), where the stream has landed up to `expected`.
 
         Columns and wider types that the rows have and the table lacks are added. A start beyond
-        what was expected is a gap, which the table keeps. Raises what the catalog and the object
-        store raise: reload the table then, and see what it says.
+        what was expected is a gap, which the table keeps. Raises LakeConflictError if the stream
+        has landed up to another offset, and what the catalog and the object store raise: load the
+        table again then, and see what it says.
         """
-        if self._table.properties.get("commit.retry.num-retries") != "0":
-            self._table = self._table.transaction().set_properties(_NO_RETRIES).commit_transaction()
+        landed = self.landed()
+        if (None if landed is None else landed.end_offset) != expected_offset:
+            raise LakeConflictError(f"another process has committed to table {self.name}")
+        self._forbid_retries()
+        changes = self._table.transaction()
+        with changes.update_schema() as update:
+            update.union_by_name(rows.schema)
+        if expected_offset is not None and start_offset > expected_offset:
+            gaps = [*self._gaps(), (expected_offset, start_offset)]
+            changes.set_properties({_GAPS: json.dumps(gaps)})
         summary = self._summary(start_offset, end_offset, commit)
-        with self._table.transaction() as changes:
-            with changes.update_schema() as update:
-                update.union_by_name(rows.schema)
-            if expected_offset is not None and start_offset > expected_offset:
-                gaps = [*self._gaps(), (expected_offset, start_offset)]
-                changes.set_properties({_GAPS: json.dumps(gaps)})
-            changes.append(rows, snapshot_properties=summary)
-        self._table.refresh()
+        self._commit(changes, [rows], (), summary)
 
     def compact(self, file_bytes: int) -> None:
         """Rewrite the small files at the end of the table as one, once there are enough of them.
 
-        The offsets of their records stay, so nothing changes for a reader.
+        The offsets of their records stay, so nothing changes for a reader. Raises what `append`
+        raises.
         """
-        files = self._table.inspect.files().to_pylist()
-        tail, size = [], 0
-        for each in sorted(files, key=_first_offset, reverse=True):
-            size += each["file_size_in_bytes"]
+        landed, start = self.landed(), self._small_tail(file_bytes)
+        if landed is None or start is None:
+            return
+        tasks = list(self._table.scan(row_filter=f"{OFFSET} >= {start}").plan_files())
+        if any(each.delete_files for each in tasks):  # rows that another engine has deleted
+            return
+        files = sorted(
+            (each.file for each in tasks), key=lambda each: self._bound(each.lower_bounds)
+        )
+        self._forbid_retries()
+        summary = self._summary(start, landed.end_offset, landed.commit)
+        self._commit(self._table.transaction(), self._rows_of(files), files, summary)
+
+    def _commit(
+        self,
+        changes: Transaction,
+        rows: Iterable[pa.Table],
+        replaced: Iterable[DataFile],
+        summary: dict[str, str],
+    ) -> None:
+        replaced = tuple(replaced)
+        made = write_files(self._table.io, changes.table_metadata, rows)
+        try:
+            update = changes.update_snapshot(snapshot_properties=summary)
+            with update.overwrite() if replaced else update.merge_append() as snapshot:
+                for each in replaced:
+                    snapshot.delete_data_file(each)
+                for each in made:
+                    snapshot.append_data_file(each)
+            changes.commit_transaction()
+        except CommitFailedException as error:
+            for each in made:
+                with suppress(Exception):
+                    self._table.io.delete(each.file_path)
+            raise LakeConflictError(f"table {self.name} refused a commit: {error}") from error
+        self._table.refresh()
+
+    def _forbid_retries(self) -> None:
+        if self._table.properties.get("commit.retry.num-retries") != "0":
+            self._table = self._table.transaction().set_properties(_NO_RETRIES).commit_transaction()
+
+    def _small_tail(self, file_bytes: int) -> int | None:
+        """Return where the commits begin that are small together; None if they are too few."""
+        start, commits, size = None, 0, 0
+        for summary in self._summaries():
+            first = int(summary[_START])
+            if start is not None and first >= start:
+                continue  # a newer snapshot has compacted this one
+            size += int(summary.get("added-files-size", 0))
             if size > file_bytes:
                 break
-            tail.append(each)
-        landed = self.landed()
-        if landed is None or len(tail) < _SMALL_FILES_MAX:
-            return
-        start = _first_offset(tail[-1])
-        within = f"{OFFSET} >= {start}"
-        rows = self._table.scan(row_filter=within).to_arrow().sort_by(OFFSET)
-        summary = self._summary(start, landed.end_offset, landed.commit)
-        with self._table.transaction() as changes:
-            changes.overwrite(rows, overwrite_filter=within, snapshot_properties=summary)
-        self._table.refresh()
+            start, commits = first, commits + 1
+        return start if commits >= _COMPACTED_COMMITS else None
+
+    def _summaries(self) -> Iterator[Mapping[str, str]]:
+        """Yield the summaries of the commits of records, newest first."""
+        for each in ancestors_of(self._table.current_snapshot(), self._table.metadata):
+            found = {} if each.summary is None else each.summary.additional_properties
+            if _END in found:
+                yield found
+
+    def files(self) -> list[DataFileRange]:
+        """Return the files of the current snapshot, by their first offsets.
+
+        Raises ConfigurationError if another engine has deleted rows without rewriting their files.
+        """
+        found = []
+        for task in self._table.scan().plan_files():
+            if task.delete_files:
+                raise ConfigurationError(
+                    f"table {self.name} has rows that were deleted and are still in its files:"
+                    " rewrite the files with the engine that has deleted them"
+                )
+            file = task.file
+            found.append(
+                DataFileRange(
+                    file.file_path,
+                    self._bound(file.lower_bounds),
+                    self._bound(file.upper_bounds) + 1,
+                    self._bound(file.upper_bounds, TIMESTAMP),
+                    file.file_size_in_bytes,
+                )
+            )
+        return sorted(found, key=lambda each: each.start)
+
+    @property
+    def io(self) -> FileIO:
+        """Access to the files."""
+        return self._table.io
+
+    def has_column(self, name: str) -> bool:
+        """Whether the table has a column of this name."""
+        return name in self._table.schema().column_names
+
+    def _bound(self, bounds: Mapping[int, bytes], column: str = OFFSET) -> int:
+        field_id = self._table.schema().find_field(column).field_id
+        return int.from_bytes(bounds[field_id], "little", signed=True)
+
+    def _rows_of(self, files: Iterable[DataFile]) -> Iterator[pa.Table]:
+        for each in files:
+            yield read_file(self._table.io, each.file_path)
 
     def expire(self, older_than: datetime) -> None:
         """Remove the snapshots before a time, and the files that only they refer to.
 
-        The current one stays.
+        The current one stays. Files that a killed process has left are removed as well.
         """
         before = self._files()
         self._table.maintenance.expire_snapshots().older_than(older_than).commit()
         self._table.refresh()
-        for path in before - self._files():
+        kept = self._files()
+        for path in before - kept:
             with suppress(FileNotFoundError):
                 self._table.io.delete(path)
+        orphaned_at = datetime.now(UTC) - _ORPHAN_AGE
+        delete_unreferenced(self._table.io, self._table.metadata, kept, orphaned_at)
 
     def _files(self) -> set[str]:
         """Return the files that any snapshot refers to."""
@@ -205,7 +317,7 @@ class LakeTable:
         summary = {
             "sbp.stream-id": str(self._stream.stream_id),
             "sbp.stream-created-ms": str(self._stream.created_at_ms),
-            "sbp.start-offset": str(start_offset),
+            _START: str(start_offset),
             _END: str(end_offset),
         }
         if commit is not None:
@@ -213,7 +325,8 @@ class LakeTable:
         return summary
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The name, with that of its namespace."""
         return ".".join(self._table.name())
 
     def _gaps(self) -> tuple[tuple[int, int], ...]:
@@ -224,15 +337,10 @@ class LakeTable:
         own = str(self._stream.stream_id), str(self._stream.created_at_ms)
         if (stream_id, created_ms) != own:
             raise ConfigurationError(
-                f"table {self._name} has the records of a stream with id {stream_id}, and"
+                f"table {self.name} has the records of a stream with id {stream_id}, and"
                 f" {self._stream.label} has id {own[0]}: it was created again, or the table is of"
                 " another stream. Name another table, or drop this one"
             )
-
-
-def _first_offset(file: dict[str, Any]) -> int:
-    first: int = file["readable_metrics"][OFFSET]["lower_bound"]
-    return first
 
 
 def _create(catalog: Catalog, name: str, schema: pa.Schema) -> Table:

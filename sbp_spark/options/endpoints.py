@@ -171,6 +171,13 @@ def _read_credentials(reader: OptionReader) -> Credentials | None:
     return None
 
 
+def _parse_history(given: Given) -> str | None:
+    if "\0" in given.text or not given.text.strip():
+        given.refuse(f"is {shown(given.text)}", "off, auto, a catalog or a folder", "correct it")
+        return None
+    return "" if given.text.lower() == "off" else given.text
+
+
 def _parse_retry(given: Given) -> float | None:
     return math.inf if given.text.lower() == "off" else DURATION.parse(given)
 
@@ -179,7 +186,7 @@ def _parse_retry(given: Given) -> float | None:
 class Servers:
     """The servers of a cluster: where its placement drivers are, and how to talk to them.
 
-    `isolation_class` "" is the class of those that name none.
+    `isolation_class` "" is the class of those that name none; `history` "" reads no tables.
     """
 
     endpoints: tuple[Endpoint, ...] = field(metadata=reads(_read_endpoints, _ENDPOINT))
@@ -205,6 +212,14 @@ class Servers:
         "How long a read or a write is retried while servers are down, such as 30m, or `off`: until"
         " they are back. After 10 s the cause is in the log (`sbp_spark`, `sbp_core.client`), and"
         " a line when it is over."
+    )
+    history: str = option("history", Kind(_parse_history), "", unset="off", side="source").field(
+        "Where the tables are in which streams have landed (`sbp lake`): the name of a catalog in"
+        " the configuration of PyIceberg, `auto` for its default catalog, or the folder of"
+        " `--warehouse`, with a slash in it. Records that a stream's log no longer has are read"
+        " from its table then, as if they were in the log: positions, `columns` and `where` apply"
+        " alike. The driver and the tasks open the catalog; a stream without a table is read as"
+        " with `off`."
     )
     tls: Tls | None = field(default=None, metadata=reads(_read_tls, *_TLS_FILES))
     credentials: Credentials | None = field(

@@ -13,26 +13,18 @@ from contextlib import suppress
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 import sbp_core
 from sbp_core import aio
 from sbp_core.client import AsyncClient, StreamSpec, StreamUpdate
 from sbp_core.lake.landing import Landing, LandingSettings
 from sbp_core.records import StreamSchema
-
-NOW = LandingSettings(interval_seconds=0.05)
-
-
-def open_catalog(folder):
-    return SqlCatalog("sbp", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=folder.as_uri())
+from tests.support.lake import catalog_in, has_landed, land_until, next_change
 
 
 @pytest.fixture
 def catalog(tmp_path):
-    return SqlCatalog(
-        "sbp", uri=f"sqlite:///{tmp_path / 'catalog.db'}", warehouse=tmp_path.as_uri()
-    )
+    return catalog_in(tmp_path)
 
 
 @pytest.fixture
@@ -44,45 +36,6 @@ def stream(client, new_streams):
 
 def rows_of(catalog, stream):
     return catalog.load_table(f"lake.{stream}").scan().to_arrow().sort_by("_offset")
-
-
-async def next_change(landings):
-    waits = [asyncio.create_task(each.changed.wait()) for each in landings]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait, each in zip(waits, landings, strict=True):
-        wait.cancel()
-        each.changed.clear()
-
-
-def land_until(cluster, catalog, stream, is_done, *, count=1, table=None):
-    """Run landings of a stream until `is_done`, and return their last states."""
-
-    async def main():
-        async with AsyncClient(cluster.endpoint) as client:
-            (info,) = await client.describe_streams([stream])
-            with ThreadPoolExecutor(2) as workers:
-                landings = [
-                    Landing(
-                        *(client, catalog, info, table or f"lake.{stream}"),
-                        settings=NOW,
-                        workers=workers,
-                    )
-                    for _ in range(count)
-                ]
-                tasks = [asyncio.create_task(each.run()) for each in landings]
-                async with asyncio.timeout(120):
-                    while not is_done([each.state for each in landings]):
-                        await next_change(landings)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            return [each.state for each in landings]
-
-    return asyncio.run(main())
-
-
-def has_landed(offset):
-    return lambda states: any(each.landed_offset == offset for each in states)
 
 
 def test_records_of_a_plain_stream_land_with_their_keys_headers_and_times(cluster, catalog, stream):
@@ -230,7 +183,7 @@ def test_killed_at_any_moment_it_lands_each_record_once(cluster, catalog, client
                 assert process.poll() is None
             process.kill()
             process.communicate()
-    found = rows_of(open_catalog(tmp_path / "kills"), stream)
+    found = rows_of(catalog_in(tmp_path / "kills"), stream)
     assert found["_offset"].to_pylist() == [*range(sent)]
     assert found["value"].to_pylist() == [b"%d" % each for each in range(sent)]
 

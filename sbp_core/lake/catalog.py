@@ -1,0 +1,35 @@
+"""The catalog of the tables: one that PyIceberg's configuration names, or one in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sbp_core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+
+def open_catalog(name: str | None, warehouse: str | None) -> Catalog:
+    """Return the catalog of a name, or else the one in SQLite in a warehouse folder.
+
+    Without either it is PyIceberg's default catalog. Raises ConfigurationError.
+    """
+    try:
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.catalog.sql import SqlCatalog
+    except ImportError as error:
+        raise ConfigurationError(
+            "tables of streams need PyIceberg: pip install 'sbp-spark[lake]'"
+        ) from error
+    try:
+        if name is not None or warehouse is None:
+            return load_catalog(name)
+        folder = Path(warehouse).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        return SqlCatalog(
+            "sbp", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=folder.as_uri()
+        )
+    except Exception as error:
+        raise ConfigurationError(f"the catalog cannot be opened: {error}") from error
