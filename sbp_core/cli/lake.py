@@ -151,11 +151,9 @@ async def _serve(
 
 async def _statuses(options: ClientOptions, catalog: Catalog) -> list[LakeStatus]:
     from sbp_core.client import AsyncClient
-    from sbp_core.lake.service import landed_streams
+    from sbp_core.lake.service import find_targets
     from sbp_core.lake.status import find_status
 
     async with AsyncClient(options.endpoint, connecting=connecting(options)) as client:
-        streams = await landed_streams(client)
-        return [
-            await find_status(client, catalog, stream, table) for stream, table in streams.items()
-        ]
+        targets = await find_targets(client)
+        return [await find_status(client, catalog, each.stream, each.table) for each in targets]

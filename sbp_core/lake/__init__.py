@@ -1,12 +1,17 @@
 """Landing streams in Iceberg tables: every committed record is in its table once, or not yet.
 
-columns.py    the columns of a table, from those of the stream
-table.py      one table: what has landed, by the summaries of its snapshots, and the next commit
-landing.py    one stream: records are collected, and committed by interval and size
-service.py    all streams whose property `lake.table` names a table
+columns.py         the columns of a table, from those of the stream
+files.py           the Parquet files of a table
+table.py           one table: what has landed, by the summaries of its snapshots; the next commit
+landing.py         one stream: records are collected, and committed by interval and size
+service.py         all streams whose property `lake.table` names a table
+history.py         the files of a table as record batches
+history_client.py  a client to which a stream begins where its table does
 """
 
 from typing import Final
 
 TABLE_PROPERTY: Final = "lake.table"
 """The property of a stream that names its table: NAMESPACE.TABLE."""
+TRIM_PROPERTY: Final = "lake.trim-after-ms"
+"""The property of a stream whose records are trimmed once they have landed and are so old."""

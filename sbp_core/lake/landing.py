@@ -81,6 +81,7 @@ class Landing:
         *,
         settings: LandingSettings,
         workers: Executor,
+        trim_after_ms: int | None = None,
     ) -> None:
         self._client = client
         self._catalog = catalog
@@ -93,6 +94,8 @@ class Landing:
         self._uncompacted = 0
         """Commits since the table was compacted."""
         self._expire_at = 0.0
+        self._trim_after_ms = trim_after_ms
+        self._trimmed_offset = 0
         self.state = TableState(stream.label, table)
         self.changed: Final = asyncio.Event()
         """Set whenever `state` is another one."""
@@ -140,6 +143,19 @@ class Landing:
                 self._show(table.state())
             else:
                 position = collected.end_offset
+            if expected is not None and self._trim_after_ms is not None:
+                await self._trim(expected, self._trim_after_ms)
+
+    async def _trim(self, landed_offset: int, age_ms: int) -> None:
+        """Trim the records that have landed and were appended longer ago than an age."""
+        stream_id = self._stream.stream_id
+        time_ms = max(0, time.time_ns() // 1_000_000 - age_ms)
+        found = await self._client.lookup_offsets({stream_id: 1000 * time_ms})
+        offset = min(found[stream_id], landed_offset)
+        if offset > self._trimmed_offset:
+            await self._client.trim_streams({stream_id: offset})
+            self._trimmed_offset = offset
+            self._show(self.state)
 
     async def _collect(self, position: int) -> _Collected:
         """Return the next records: up to a size, a time, a gap, or a change of the schema."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyiceberg.catalog import Catalog
 
 from sbp_core.client import AsyncClient
 from sbp_core.client.types import StreamInfo
 from sbp_core.errors import SbpError
-from sbp_core.lake import TABLE_PROPERTY
+from sbp_core.lake import TABLE_PROPERTY, TRIM_PROPERTY
 from sbp_core.lake.landing import Landing, LandingSettings
 from sbp_core.lake.table import TableState
 
@@ -24,15 +24,27 @@ _LOOK_SECONDS: Final = 10.0
 _WORKERS: Final = 4
 
 
-async def landed_streams(client: AsyncClient) -> dict[StreamInfo, str]:
-    """Return the streams that are to land, each with the name of its table. Raises SbpError."""
+class Target(NamedTuple):
+    """A stream that is to land, the name of its table, and the age at which it is trimmed."""
+
+    stream: StreamInfo
+    table: str
+    trim_after_ms: int | None
+
+
+async def find_targets(client: AsyncClient) -> list[Target]:
+    """Return the streams whose properties say that they are to land. Raises SbpError."""
     streams = await client.list_streams()
     properties = await client.describe_properties([each.stream_id for each in streams])
-    return {
-        each: properties[each.stream_id][TABLE_PROPERTY]
-        for each in streams
-        if TABLE_PROPERTY in properties.get(each.stream_id, ())
-    }
+    targets = []
+    for stream in streams:
+        own = properties.get(stream.stream_id, {})
+        if TABLE_PROPERTY in own:
+            age = own.get(TRIM_PROPERTY, "")
+            targets.append(
+                Target(stream, own[TABLE_PROPERTY], int(age) if age.isdecimal() else None)
+            )
+    return targets
 
 
 class Lake:
@@ -43,34 +55,35 @@ class Lake:
         self._catalog = catalog
         self._settings = settings
         self._workers = ThreadPoolExecutor(_WORKERS, "sbp-lake")
-        self._landings: dict[tuple[StreamInfo, str], tuple[Landing, asyncio.Task[None]]] = {}
+        self._landings: dict[Target, tuple[Landing, asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
         """Land streams until this is cancelled. A commit in progress is finished."""
         try:
             while True:
                 try:
-                    self._follow(await landed_streams(self._client))
+                    self._follow(await find_targets(self._client))
                 except SbpError as error:
                     _LOG.warning("streams not listed: %s", error)
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
-            self._follow({})
+            self._follow([])
             await asyncio.to_thread(self._workers.shutdown)
 
     def states(self) -> list[TableState]:
         """Return how far each stream has landed."""
         return [landing.state for landing, _ in self._landings.values()]
 
-    def _follow(self, wanted: Mapping[StreamInfo, str]) -> None:
-        for key in self._landings.keys() - set(wanted.items()):
-            _, task = self._landings.pop(key)
+    def _follow(self, wanted: Collection[Target]) -> None:
+        for target in self._landings.keys() - set(wanted):
+            _, task = self._landings.pop(target)
             task.cancel()
-        for stream, table in wanted.items():
-            if (stream, table) not in self._landings:
+        for target in wanted:
+            if target not in self._landings:
                 landing = Landing(
-                    *(self._client, self._catalog, stream, table),
+                    *(self._client, self._catalog, target.stream, target.table),
                     settings=self._settings,
                     workers=self._workers,
+                    trim_after_ms=target.trim_after_ms,
                 )
-                self._landings[stream, table] = landing, asyncio.create_task(landing.run())
+                self._landings[target] = landing, asyncio.create_task(landing.run())

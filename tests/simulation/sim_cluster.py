@@ -12,7 +12,7 @@ from typing import Any
 from sim_loop import NOBODY, Process
 from sim_world import SimulatedClock, SimulatedDisk, SimulatedProbe, World
 
-from sbp_core.errors import LogCorruptionError, SbpError
+from sbp_core.errors import LogCorruptionError, LogWriteError, SbpError
 from sbp_core.limits import KIB
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.log.recovery.opening import has_segments
@@ -105,7 +105,10 @@ class Machine:
         self._world.note(f"{self.name} stops")
         self._server = None
         self.is_held_down = True
-        await self._in(process, server.stop)
+        try:
+            await self._in(process, server.stop)
+        except LogWriteError as error:  # its disk is full: the log has no note of its end
+            self._world.note(f"{self.name} stops without that: {error}")
         if process.is_alive:
             self._end(process, is_power_lost=False)
 
@@ -161,7 +164,7 @@ class Machine:
 
         task = process.context.run(self._world.loop.create_task, do())
         await asyncio.wait({task, process.ended}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
+        if task.done() and process.is_alive:
             task.result()
 
 

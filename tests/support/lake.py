@@ -25,7 +25,7 @@ async def next_change(landings):
         each.changed.clear()
 
 
-def land_until(cluster, catalog, stream, is_done, *, count=1, table=None):
+def land_until(cluster, catalog, stream, is_done, *, count=1, table=None, **options):
     """Run landings of a stream until `is_done`, and return their last states."""
 
     async def main():
@@ -37,6 +37,7 @@ def land_until(cluster, catalog, stream, is_done, *, count=1, table=None):
                         *(client, catalog, info, table or f"lake.{stream}"),
                         settings=NOW,
                         workers=workers,
+                        **options,
                     )
                     for _ in range(count)
                 ]
