@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sbp_core import limits
 from sbp_core.client import Client, Connecting, RetryPolicy, StreamInfo, Wishes
 from sbp_core.errors import (
+    ConfigurationError,
     ConnectError,
     DeadlineExceededError,
     NotFoundError,
@@ -76,6 +78,11 @@ def new_client(servers: Servers, patience: Patience) -> Client:
 def _open_catalog(history: str) -> Catalog:
     """Return the catalog that the option names. Raises ConfigurationError."""
     if "/" in history:
+        if not Path(history, "catalog.db").exists():
+            raise ConfigurationError(
+                f"option history: there is no catalog in {history}; expected the folder of"
+                " `sbp lake --warehouse`"
+            )
         return open_catalog(None, history)
     return open_catalog(None if history.lower() == "auto" else history, None)
 

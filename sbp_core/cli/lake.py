@@ -66,6 +66,12 @@ def _catalog_options(run: Callable[..., int]) -> Callable[..., int]:
     default="128MiB",
     help="Commit before that once the records take so much memory. [default: 128MiB]",
 )
+@click.option(
+    "--keep",
+    type=DURATION_MS,
+    default="1d",
+    help="Keep old snapshots of a table, and their files, for so long. [default: 1d]",
+)
 @path_option("--ready-file", "JSON file that exists while the command lands streams.")
 @client_options
 def lake(
@@ -75,6 +81,7 @@ def lake(
     warehouse: str,
     interval: int,
     file_bytes: int,
+    keep: int,
     ready_file: str | None,
 ) -> int:
     """Land streams in Iceberg tables, each record exactly once, until a signal.
@@ -83,13 +90,17 @@ def lake(
     --lake`. The table has the columns of the stream, or _key, value and _headers, and the _offset
     and _timestamp of each record.
     """
-    if interval < 100 or file_bytes < 1 << 16:
-        raise ConfigurationError("--interval is 100ms at least, and --file-bytes 64KiB")
+    if not interval or file_bytes < 1 << 16:
+        raise ConfigurationError("--interval is 1s at least, and --file-bytes 64KiB")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("pyiceberg").setLevel(logging.ERROR)
     ready = ReadyFile(None if ready_file is None else Path(ready_file))
     opened = open_catalog(catalog, warehouse)
-    settings = {"interval_seconds": interval / 1000, "file_bytes": file_bytes}
+    settings = {
+        "interval_seconds": interval / 1000,
+        "file_bytes": file_bytes,
+        "keep_seconds": keep / 1000,
+    }
     asyncio.run(_serve(options, opened, settings, ready))
     return 0
 

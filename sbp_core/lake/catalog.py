@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from sbp_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+
+_SECRETS: Final = ("secret", "token", "password", "credential", "key")
+"""Parts of the names of properties whose values are shown to nobody."""
 
 
 def open_catalog(name: str | None, warehouse: str | None) -> Catalog:
@@ -33,3 +37,19 @@ def open_catalog(name: str | None, warehouse: str | None) -> Catalog:
         )
     except Exception as error:
         raise ConfigurationError(f"the catalog cannot be opened: {error}") from error
+
+
+def describe_error(error: Exception, catalog: Catalog) -> str:
+    """Return the kind and the text of an error, without the secrets of the catalog's properties."""
+    text = f"{type(error).__name__}: {error}"
+    for key, value in catalog.properties.items():
+        secret = value if any(each in key.lower() for each in _SECRETS) else _password(value)
+        text = text.replace(secret, "***") if secret else text
+    return text
+
+
+def _password(value: str) -> str | None:
+    try:
+        return urlsplit(value).password
+    except ValueError:
+        return None

@@ -24,9 +24,11 @@ from sbp_core.client.types import (
     Reach,
     ReceivedBatches,
     StreamBounds,
+    StreamInfo,
 )
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError, SbpError
 from sbp_core.lake import TABLE_PROPERTY
+from sbp_core.lake.catalog import describe_error
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -237,31 +239,41 @@ class HistoryClient(Client):
             return {each: history for each, history in known.items() if history is not None}
 
     def _open(self, stream_ids: Sequence[int]) -> Iterator[tuple[int, TableHistory | None]]:
+        streams = {each.stream_id: each for each in self.find_streams(stream_ids)}
+        properties = self.describe_properties(list(streams))
+        for stream_id in stream_ids:
+            name = properties.get(stream_id, {}).get(TABLE_PROPERTY)
+            yield stream_id, None if name is None else self._open_table(streams[stream_id], name)
+
+    def _open_table(self, stream: StreamInfo, name: str) -> TableHistory | None:
+        """Return the table of a stream, None if nothing has landed and nothing was trimmed.
+
+        Raises ConfigurationError if it cannot be read.
+        """
         from pyiceberg.exceptions import NoSuchTableError
 
         from sbp_core.lake.history import TableHistory
         from sbp_core.lake.table import LakeTable
 
-        streams = {each.stream_id: each for each in self.find_streams(stream_ids)}
-        properties = self.describe_properties(list(streams))
-        for stream_id in stream_ids:
-            name = properties.get(stream_id, {}).get(TABLE_PROPERTY)
-            history = None
-            if name is not None:
-                try:
-                    if self._catalog is None:
-                        self._catalog = self._open_catalog()
-                    table = LakeTable(self._catalog.load_table(name), streams[stream_id])
-                    versions = self.describe_schemas([stream_id])[stream_id]
-                    schema = versions[-1].schema if versions else None
-                    history = TableHistory(table, stream_id, schema)
-                except NoSuchTableError:
-                    pass
-                except SbpError:
-                    raise
-                except Exception as error:
-                    raise ConfigurationError(
-                        f"the table {name} of stream {streams[stream_id].label} cannot be read:"
-                        f" {error}; to read the log alone, set history=off"
-                    ) from error
-            yield stream_id, history if history is not None and history.end else None
+        self._catalog = catalog = self._catalog or self._open_catalog()
+        versions = self.describe_schemas([stream.stream_id])[stream.stream_id]
+        schema = versions[-1].schema if versions else None
+        try:
+            table = LakeTable(catalog.load_table(name), stream)
+            history = TableHistory(table, stream.stream_id, schema)
+        except NoSuchTableError:
+            (bounds,) = super().stream_bounds([stream.stream_id])
+            if not bounds.start_offset:
+                return None
+            raise ConfigurationError(
+                f"stream {stream.label} begins at offset {bounds.start_offset}, and its table"
+                f" {name} is not in the catalog: name the catalog of `sbp lake`, or set history=off"
+            ) from None
+        except SbpError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"table {name} of stream {stream.label} cannot be read:"
+                f" {describe_error(error, catalog)}; to read the log alone, set history=off"
+            ) from error
+        return history if history.end else None

@@ -22,8 +22,9 @@ from sbp_core.app.decoding import decode_fetched, fingerprints_of
 from sbp_core.client import AsyncClient
 from sbp_core.client.types import FetchItem, StreamInfo
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError
+from sbp_core.lake.catalog import describe_error
 from sbp_core.lake.columns import PLAIN, join_rows, rows_of, table_schema
-from sbp_core.lake.table import LakeTable, TableState
+from sbp_core.lake.table import LakeConflictError, LakeTable, TableState
 from sbp_core.records import StreamSchema
 from sbp_core.records.envelope import split_envelopes
 
@@ -107,9 +108,12 @@ class Landing:
             landed = self.state.landed_offset
             try:
                 await self._land()
+            except LakeConflictError as error:
+                _LOG.info("landing goes on behind another process: %s", error)
             except Exception as error:  # noqa: BLE001 - catalogs and object stores raise anything
-                _LOG.error("landing failed stream=%s: %s", self._stream.label, error)
-                self._show(replace(self.state, error=f"{type(error).__name__}: {error}"))
+                text = describe_error(error, self._catalog)
+                _LOG.error("landing failed stream=%s: %s", self._stream.label, text)
+                self._show(replace(self.state, error=text))
             if self.state.landed_offset != landed:
                 pause = _RETRY_SECONDS[0]
             await asyncio.sleep(pause)
@@ -227,7 +231,7 @@ class Landing:
             self._uncompacted = 0
             table.compact(self._settings.file_bytes)
         if now >= self._expire_at:
-            self._expire_at = now + _EXPIRY_SECONDS
+            self._expire_at = now + min(_EXPIRY_SECONDS, self._settings.keep_seconds)
             table.expire(datetime.now(UTC) - timedelta(seconds=self._settings.keep_seconds))
 
     async def _learn_schemas(self) -> None:

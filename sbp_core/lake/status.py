@@ -11,6 +11,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from sbp_core.client import AsyncClient
 from sbp_core.client.types import StreamInfo
+from sbp_core.lake.catalog import describe_error
 from sbp_core.lake.table import LakeTable, TableState
 
 
@@ -51,4 +52,4 @@ def _state_of(catalog: Catalog, stream: StreamInfo, name: str) -> TableState:
     except NoSuchTableError:
         return TableState(stream.label, name)
     except Exception as error:  # noqa: BLE001 - catalogs and object stores raise anything
-        return TableState(stream.label, name, error=f"{type(error).__name__}: {error}")
+        return TableState(stream.label, name, error=describe_error(error, catalog))

@@ -16,6 +16,7 @@ from pyiceberg.schema import index_by_id
 from sbp_core.app.record import Batch
 from sbp_core.client.types import StreamInfo
 from sbp_core.errors import ConfigurationError, SchemaError
+from sbp_core.lake.catalog import describe_error
 from sbp_core.lake.columns import PLAIN, join_rows, rows_of, table_schema
 from sbp_core.lake.files import delete_unreferenced, read_file
 from sbp_core.lake.table import LakeConflictError, LakeTable
@@ -195,3 +196,13 @@ def test_a_table_of_something_else_is_refused(catalog):
     other.append(PLAIN.empty_table())
     with pytest.raises(ConfigurationError, match="another table"):
         LakeTable.open(catalog, "lake.other", STREAM, PLAIN)
+
+
+def test_errors_do_not_show_secrets():
+    properties = {"uri": "postgresql://me:pass-w@host/db", "s3.secret-access-key": "abc-secret"}
+    catalog = SqlCatalog("sbp", uri="sqlite://", warehouse="/w")
+    catalog.properties = {**properties, "warehouse": "/w"}
+    error = OSError("403 for abc-secret at postgresql://me:pass-w@host/db below /w")
+    assert describe_error(error, catalog) == (
+        "OSError: 403 for *** at postgresql://me:***@host/db below /w"
+    )
