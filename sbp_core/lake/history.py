@@ -142,10 +142,14 @@ class TableHistory:
         by_path: defaultdict[str, list[int]] = defaultdict(list)
         for each in groups:
             by_path[each.path].append(each.number)
-        within = _between(start, last)
+        is_whole = all(start <= each.start and each.end <= last for each in groups)
+        within = None if is_whole else _between(start, last)
         tables = (self._scan(path, within, names, at) for path, at in by_path.items())
-        rows = pa.concat_tables(tables).sort_by(OFFSET)
+        rows = pa.concat_tables(tables)
         offsets = rows[OFFSET].to_numpy()
+        if (np.diff(offsets) < 0).any():
+            rows = rows.sort_by(OFFSET)
+            offsets = rows[OFFSET].to_numpy()
         wrong = np.flatnonzero(offsets != np.arange(start, start + len(offsets)))
         count = int(wrong[0]) if len(wrong) else len(offsets)
         if count < len(offsets) and offsets[count] < start + count:
@@ -188,7 +192,7 @@ class TableHistory:
     def _scan(
         self,
         path: str,
-        condition: pc.Expression,
+        condition: pc.Expression | None,
         names: Sequence[str],
         row_groups: Sequence[int] | None = None,
     ) -> pa.Table:
