@@ -126,35 +126,6 @@ def test_an_emptied_folder(cluster: FaultCluster) -> None:
     cluster.stop()
 
 
-@pytest.mark.parametrize("is_refused_before", [True, False])
-def test_an_older_copy_and_its_repair(
-    cluster: FaultCluster, tmp_path: Path, is_refused_before: bool
-) -> None:
-    cluster.start()
-    fill(cluster)
-    cluster.stop()
-    shutil.copytree(cluster.log_folder, tmp_path / "copy")
-    cluster.start()
-    append(cluster, HURT, b"not in the copy")
-    cluster.stop()
-    cluster.start()  # it reports the end of its log to the placement driver
-    cluster.stop()
-    shutil.rmtree(cluster.log_folder)
-    shutil.copytree(tmp_path / "copy", cluster.log_folder)
-    if is_refused_before:
-        assert "reported to the placement driver that it is synced up to" in refused_start(cluster)
-        assert "bytes are missing" in refused_start(cluster)
-    assert main(["log", "check", str(cluster.data_dir)]) == 1
-    assert main(["log", "repair", str(cluster.data_dir)]) == 0
-    assert main(["log", "check", str(cluster.data_dir)]) == 0
-    cluster.start()
-    assert len(read(cluster, HURT)) == COUNT
-    assert append(cluster, HURT, b"after the repair") == COUNT
-    cluster.stop()
-    cluster.start()
-    cluster.stop()
-
-
 def test_the_log_of_another_server(
     cluster: FaultCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import shutil
 import time
@@ -26,12 +25,10 @@ from sbp_core.wire.headers import (
     decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_spark.command import main as sbp
 from sbp_spark.reading.offsets import SourceOffset, StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.cluster import rows_batch, values_of
-from tests.support.queries import write_checkpoint
 from tests.support.warm import WarmCluster
 
 WAIT_SECONDS = 30
@@ -196,25 +193,6 @@ async def put_back_while_a_server_is_down(tmp_path):
     return b
 
 
-def test_a_server_that_was_down_accuses_metadata_that_were_put_back(tmp_path):
-    async def main():
-        await put_back_while_a_server_is_down(tmp_path)
-        async with (
-            placement_driver(tmp_path / "pd") as driver,
-            range_server(tmp_path / "two", driver),
-        ):
-            starting = asyncio.create_task(one(driver))
-            assert "are an older copy" in str(await driver.failed)
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-
-    async def one(driver):
-        async with range_server(tmp_path / "one", driver):
-            pass
-
-    asyncio.run(asyncio.wait_for(main(), WAIT_SECONDS))
-
-
 def test_a_server_that_was_down_does_not_serve_its_records_as_those_of_another_stream(tmp_path):
     async def main():
         b = await put_back_while_a_server_is_down(tmp_path)
@@ -298,21 +276,4 @@ def test_a_query_misses_what_a_data_directory_lost_that_was_put_back_and_overtak
     assert query(cluster).latestOffset(after, ReadAllAvailable()) == after
     cluster.restart()
     assert query(cluster).latestOffset(after, ReadAllAvailable()) == after
-    cluster.stop()
-
-
-def test_the_command_reports_that_a_data_directory_was_put_back(cluster, tmp_path, capsys):
-    cluster.start()
-    create(cluster, "a", b"a0")
-    reader = query(cluster)
-    before = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    lost = before | {"store_commit": before["store_commit"] + 9}
-    without = {key: before[key] for key in ("streams", "version")}
-    for offset, is_put_back in ((before, False), (lost, True), (without, None)):
-        folder = write_checkpoint(tmp_path / str(is_put_back), offset, committed=1)
-        words = ["checkpoint", "show", str(folder), "--endpoint", cluster.endpoint]
-        assert sbp([*words, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["put_back"] is is_put_back
-        assert sbp(words) == 0
-        assert ("was restored from an older copy" in capsys.readouterr().out) is bool(is_put_back)
     cluster.stop()
