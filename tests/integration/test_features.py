@@ -21,8 +21,6 @@ from sbp_core.errors import UnsupportedError
 from sbp_core.session.negotiation import NO_WISHES, Agreement, offer
 from sbp_core.wire.headers import (
     Feature,
-    FetchInfo,
-    FetchRequest,
     HeartbeatRequest,
     ReadEntriesRequest,
     ReplicateRequest,
@@ -164,24 +162,3 @@ def test_a_client_reads_what_it_wrote_with_every_feature(tmp_path):
         if timing.server_ms is not None:
             assert 0 <= timing.server_ms <= timing.round_trip_ms
     assert any(each.server_ms is not None for each in timings)
-
-
-def test_compression_saves_bytes_on_the_wire(tmp_path):
-    async def body(cluster):
-        await cluster.client.create_streams([StreamSpec("s")])
-        await cluster.client.append([AppendItem(1, rows_batch(VALUES))])
-        wanted = FetchRequest(
-            fetch_requests=(
-                FetchInfo(stream_id=1, fetch_offset=0, batch_max_bytes=limits.BATCH_BYTES_MAX),
-            )
-        )
-        received = {}
-        for wishes in (NO_WISHES, EVERYTHING):
-            async with RawClient.at(cluster.server.endpoint) as client:
-                await client.greet(wishes)
-                before = client.received_bytes
-                await client.call(Opcode.FETCH, wanted)
-                received[wishes] = client.received_bytes - before
-        assert received[EVERYTHING] < received[NO_WISHES] / 2
-
-    run(tmp_path, body)

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError, ThrottledError
+from sbp_core.errors import ConfigurationError
 from sbp_core.server.accepting import Acceptor
 from sbp_core.server.dispatch import Response
 from sbp_core.server.listener import Listener
@@ -111,18 +111,6 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not():
             assert answer.id == 7
 
     run(body, idle_connection_ms=50)
-
-
-def test_one_connection_too_many_gets_an_error():
-    async def body(service, listener, port):
-        async with RawClient("127.0.0.1", port) as first:
-            await first.call(Opcode.PING)
-            async with RawClient("127.0.0.1", port) as second:
-                with pytest.raises(ThrottledError, match="1 connection open already"):
-                    await second.call(Opcode.PING)
-            await first.call(Opcode.PING)
-
-    run(body, connections_max=1, connections_reserved=0)
 
 
 def test_requests_beyond_the_bound_are_not_even_read(monkeypatch):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import shutil
 import time
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSpec
-from sbp_core.errors import NotFoundError, RangeNotFoundError, SbpError, StatusCode, StatusError
+from sbp_core.errors import StatusCode, StatusError
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
@@ -56,55 +54,6 @@ def read(cluster, stream_id):
         (outcome,) = client.fetch([FetchItem(stream_id, 0, None, 1 << 20)])
         assert outcome.error is None
         return [value for _, value in values_of(outcome.payload)]
-
-
-def wait_until_remembered(cluster):
-    """Wait until the range server knows the last commit."""
-    path = cluster.data_dir / "range-server-0" / DRIVER_COMMIT_NAME
-    before = path.read_bytes()
-    deadline = time.monotonic() + WAIT_SECONDS
-    while path.read_bytes() == before:
-        assert time.monotonic() < deadline
-        with Client(cluster.endpoint) as client:
-            client.create_streams([StreamSpec(f"later-{time.monotonic_ns()}")])
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("is_hot", [False, True])
-def test_metadata_that_were_put_back_are_refused_until_they_are_accepted(
-    cluster, tmp_path, is_hot, capsys
-):
-    driver, copy = cluster.data_dir / "placement-driver", tmp_path / "copy"
-    cluster.start()
-    a = create(cluster, "a", b"a1")
-    if not is_hot:
-        cluster.stop()
-    shutil.copytree(driver, copy)
-    if not is_hot:
-        cluster.start()
-    b = create(cluster, "b", b"b1")
-    wait_until_remembered(cluster)
-    cluster.stop()
-    shutil.rmtree(driver)
-    shutil.copytree(copy, driver)
-
-    for message in ("are an older copy", "commits may be missing"):
-        with pytest.raises(SbpError, match=message):
-            cluster.start()
-    assert main(["pd", "check", str(cluster.data_dir)]) == 1
-    assert re.search(r"range-server-0: knows commit \d+ of life", capsys.readouterr().out)
-    assert main(["pd", "accept", str(cluster.data_dir)]) == 0
-
-    cluster.start()
-    c = create(cluster, "c", b"c1")
-    assert c not in {a, b}
-    assert read(cluster, c) == [b"c1"]
-    assert read(cluster, a) == [b"a1"]
-    with pytest.raises((NotFoundError, RangeNotFoundError, AssertionError)):
-        read(cluster, b)
-    cluster.restart()
-    assert read(cluster, c) == [b"c1"]
-    cluster.stop()
 
 
 def test_a_stream_that_got_the_id_of_another_one_is_refused_where_that_is(cluster, tmp_path):

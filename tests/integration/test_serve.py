@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import pty
-import shutil
 import signal
 import socket
 import stat
@@ -106,18 +105,6 @@ def test_the_ports_of_a_cluster_that_is_down_are_given_to_no_other(tmp_path, mon
         first.start()
     with WarmCluster(tmp_path / "second") as second:
         assert second.endpoint == first.endpoint
-
-
-def test_a_folder_without_the_metadata_of_its_cluster_is_refused(tmp_path):
-    with WarmCluster(tmp_path):
-        pass
-    shutil.rmtree(tmp_path / "placement-driver")
-    stale = tmp_path / "stale.json"
-    stale.write_text("stale")
-    error = refused(serve(tmp_path, "--ready-file", str(stale)))
-    assert "the metadata of that are gone. Nothing was changed" in error
-    assert not (tmp_path / "placement-driver").exists()
-    assert not stale.exists()
 
 
 def test_a_folder_and_a_port_that_are_in_use(tmp_path):

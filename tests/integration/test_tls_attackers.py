@@ -149,21 +149,6 @@ def test_a_peer_that_does_not_read_is_held_within_bounds_and_cut_off(authority):
         until(lambda: server.listener._unread.total_bytes == 0)
 
 
-def test_half_open_handshakes_count_for_their_address(authority):
-    files, tls = authority.server(), authority.client()
-    with (
-        ServedListener(files, connections_per_address_max=4) as server,
-        ExitStack() as held,
-    ):
-        for _ in range(4):
-            held.enter_context(server.connect("192.0.2.1")).sendall(hello_of(authority)[:50])
-        until(lambda: server.listener.connection_count == 4)
-        with server.connect("192.0.2.1") as refused:
-            assert received(refused) == b""
-        with server.connect("192.0.2.2") as other:
-            assert secured(other, tls).is_open
-
-
 def test_half_open_handshakes_hold_little_memory(authority):
     announced = 131_000  # the longest ClientHello that OpenSSL accepts is hardly longer
     sent = records(b"\x01" + announced.to_bytes(3, "big") + bytes(announced - 1_000))

@@ -35,14 +35,6 @@ def test_a_value_is_a_copy():
     assert value == Node(data=b"before")
 
 
-def test_as_many_items_as_a_request_may_have_are_read():
-    servers = tuple(headers.ReplicaServer(headers.RangeServer(number)) for number in (1, 2))
-    placed = headers.StreamRange(2**40, 7, 0, -1, 2**40, servers)
-    item = headers.AppendInfo(placed, 2**20, 2**20)
-    request = headers.AppendRequest(append_requests=(item,) * limits.STREAMS_PER_REQUEST_MAX)
-    assert decode_header(headers.AppendRequest, encode_header(request)) == request
-
-
 def test_a_large_honest_header_is_read():
     request = headers.DescribeStreamsRequest(
         stream_ids=tuple(range(limits.STREAMS_PER_REQUEST_MAX)),

@@ -1,10 +1,7 @@
 """Batches of columns: the envelope names their schema, the body is one Arrow message."""
 
-import random
-import string
 import struct
 from dataclasses import replace
-from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -19,7 +16,6 @@ from sbp_core.records import (
     decode_envelope,
     encode_columns,
     encode_envelope,
-    record_sizes,
     with_base_offset,
 )
 
@@ -237,30 +233,3 @@ def test_the_largest_target_still_fits_into_a_batch():
     full = builder.add(batch, timestamp_ms=1) + builder.flush()
     assert sum(decode_envelope(data).record_count for data in full) == batch.num_rows
     assert len(full) == 2
-
-
-@pytest.mark.parametrize(
-    "compression",
-    [*(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("none", "lz4")), "zstd"],
-)
-def test_the_largest_record_of_the_most_columns_fits_into_a_batch(compression):
-    """Its many short values are padded and measured one by one, and do not become shorter."""
-    count = limits.SCHEMA_FIELDS_MAX
-    schema = StreamSchema.of(pa.schema([(f"c{index}", pa.string()) for index in range(count)]))
-
-    def row(size):
-        texts = random.Random(1).choices(string.printable, k=size)
-        ends = [size * index // count for index in range(count + 1)]
-        columns = [
-            pa.array(["".join(texts[start:end]), None]).slice(0, 1) for start, end in pairwise(ends)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
-
-    own_bytes = int(record_sizes(row(0))[0])
-    largest = row(limits.RECORD_BYTES_MAX - own_bytes)
-    builder = ColumnsBuilder(1, schema, compression=compression)
-    (encoded,) = builder.add(largest, timestamp_ms=1) + builder.flush()
-    assert decode_columns(decode_envelope(encoded), schema) == largest
-    builder = ColumnsBuilder(1, schema, compression=compression)
-    with pytest.raises(RecordBatchError, match="at most 8388608 are allowed"):
-        builder.add(row(limits.RECORD_BYTES_MAX - own_bytes + 1), timestamp_ms=1)
