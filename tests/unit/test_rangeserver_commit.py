@@ -165,30 +165,6 @@ async def until(condition):
         await asyncio.sleep(0.001)
 
 
-def test_much_that_waits_is_written_while_the_disk_syncs(tmp_path):
-    async def body(committer, disk, durable):
-        await begin(committer, disk)
-        log = committer._log
-        first = committer.submit([batch(0)])
-        await until(lambda: log.end_position > committer._log._active.synced_upto)
-        end = log.end_position
-        small = committer.submit([batch(1)])
-        await asyncio.sleep(0)
-        assert len(committer._jobs) == 1, "it waits to share the next sync"
-        much = committer.submit([large(2)])
-        await until(lambda: log.end_position > end)
-        more = committer.submit([large(3)])
-        await asyncio.sleep(0)
-        assert len(committer._jobs) == 2, "and there are never more"
-        assert not any(future.done() for future in (first, small, much, more))
-        disk.gate.set()
-        await asyncio.gather(first, small, much, more)
-        assert durable == [0] * 4, "one group for each but the small one"
-        assert committer.pending_bytes == 0
-
-    run(tmp_path, body)
-
-
 def test_groups_are_acknowledged_in_their_order_whatever_the_threads_do(tmp_path):
     async def body(committer, disk, durable):
         await begin(committer, disk)
