@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sbp_core.client import AppendItem, RetryPolicy, StreamSpec, Writer
+from sbp_core.client import AppendItem, RetryPolicy, StreamSpec
 from sbp_core.errors import Outcome, SbpError
 from sbp_core.wire.opcodes import Opcode
 from tests.support.client import BlockingDriver
@@ -24,7 +24,6 @@ from tests.support.faults.proxy import Corrupt, Delay, Direction, Hold, Reset, S
 from tests.support.faults.workload import (
     Workload,
     encode_record,
-    everything,
     fetch_once,
     list_streams,
     new_streams,
@@ -124,37 +123,6 @@ def test_reset_inside_a_frame(cluster, history, rounds, stream_id, appender, dir
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_a_writer_is_cut_off_inside_a_frame(cluster, history, rounds, stream_id, direction):
-    """At any byte: its records are there once, and the append succeeds."""
-    proxy = cluster.to_range_server
-    driver = BlockingDriver(cluster.endpoint)
-    appender = Appender(driver, history, stream_id, Writer())
-    assert [appender.append()[1] for _ in range(2)] == ["ok", "ok"]
-    length = proxy.last_bytes[direction, Opcode.APPEND]
-    places = range(0, length, -(-length // rounds(8)))
-    for after_bytes in places:
-        proxy.inject(Reset(after_bytes), direction, Opcode.APPEND, count=1)
-        assert appender.append()[1] == "ok"
-    driver.close()
-    assert proxy.injected["Reset"] == len(places) > 5
-    assert len(names_found(cluster, history, stream_id)) == appender.count
-
-
-def test_a_writer_whose_answers_come_too_late(cluster, history, stream_id):
-    """It times out and retries while the first request is still on its way."""
-    driver = BlockingDriver(cluster.endpoint)
-    appender = Appender(driver, history, stream_id, Writer())
-    assert appender.append()[1] == "ok"
-    proxy = cluster.to_range_server
-    for fault in (Swallow(), Delay(2 * SHORT_MS)):
-        for direction in Direction:
-            proxy.inject(fault, direction, Opcode.APPEND, count=1)
-            assert appender.append_in_vain()[1] == "ok"
-    driver.close()
-    assert len(names_found(cluster, history, stream_id)) == appender.count == 5
-
-
-@pytest.mark.parametrize("direction", Direction)
 def test_half_open(cluster, history, stream_id, direction):
     """The call ends in time, the next one uses another connection, nothing is leaked."""
     break_connections(cluster)
@@ -207,19 +175,6 @@ def wait_until(condition):
 def open_resources():
     """How many threads and descriptors this process has."""
     return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_a_byte_at_a_time(cluster, history, stream_id):
-    for proxy in cluster.proxies:
-        for direction in Direction:
-            proxy.inject(Split(1), direction)
-    appender = Appender(BlockingDriver(cluster.endpoint), history, stream_id)
-    assert {appender.append()[1] for _ in range(20)} == {"ok"}
-    assert len(everything(appender.driver, stream_id)["records"]) == 20
-    assert appender.driver.do("seal_streams", [stream_id])[stream_id].start_offset == 20
-    appender.driver.close()
-    assert len(names_found(cluster, history, stream_id)) == 20
-    assert all(proxy.injected["Split"] > 0 for proxy in cluster.proxies)
 
 
 def test_flipped_bits_in_appends(cluster, history, rng, rounds, stream_id, appender):

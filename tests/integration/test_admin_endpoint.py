@@ -343,15 +343,6 @@ def test_a_loop_that_is_stuck_is_reported(tmp_path):
     asyncio.run(body())
 
 
-def test_each_range_server_of_several_has_an_endpoint(tmp_path):
-    with WarmCluster(tmp_path, range_servers=2, options=ADMIN) as cluster:
-        ready = json.loads((cluster.data_dir / "ready.json").read_text())
-        assert samples(ready["admin"])["sbp_pd_range_servers", ("state", "live")] == 2
-        for admin in ready["range_server_admins"]:
-            assert samples(admin)["sbp_log_segments",] == 1
-        assert len(ready["range_server_admins"]) == 2
-
-
 @contextmanager
 def secured(folder, authority, keys, admin="alice"):
     """Run a placement driver that wants identities; yield its admin endpoint and certificate.

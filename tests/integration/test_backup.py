@@ -25,7 +25,6 @@ from sbp_core.client import (
     Writer,
 )
 from sbp_core.errors import (
-    InvalidRequestError,
     OffsetOutOfRangeError,
     PermissionDeniedError,
     StatusCode,
@@ -257,18 +256,6 @@ def test_an_interrupted_restore_serves_nobody_until_it_is_repeated(tmp_path, pla
             await restore(cluster, place, manifest)
             async with client_of(cluster) as client:
                 assert await read_all(client, ids[0]) == {0: b"1", 1: b"2", 2: b"3"}
-
-    run(main())
-
-
-def test_a_backup_is_restored_onto_an_empty_cluster_only(tmp_path, place):
-    async def main():
-        async with cluster_of(tmp_path / "data", 1) as cluster, client_of(cluster) as client:
-            await create(client, "a")
-            manifest = (await take_backup(client, place)).manifest
-            with pytest.raises(InvalidRequestError, match="empty data directories"):
-                await restore(cluster, place, manifest)
-            assert [each.name for each in await client.list_streams()] == ["a"]
 
     run(main())
 

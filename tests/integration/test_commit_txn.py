@@ -219,58 +219,6 @@ def test_a_decision_that_an_error_hid_is_published(tmp_path, monkeypatch, is_ret
     run(tmp_path, body)
 
 
-def test_the_first_attempt_that_is_committed_counts(tmp_path):
-    async def body(servers: Servers, client: AsyncClient) -> None:
-        one, two = await create(client, "one", "two")
-        first, second = Transaction("p.0.x"), Transaction("p.0.y")
-        for transaction in (first, second):
-            await stage(client, transaction, one, "ab")
-            await stage(client, transaction, two, "c")
-        third = Transaction("p.0.z")
-        await stage(client, third, one, "-")
-        assert await letters(client, one) == ""
-        staged = [each for each in await client.describe_txns("p") if each.state == "staged"]
-        assert sorted(each.parts[0].txn_id for each in staged) == [
-            "p.0.x",
-            "p.0.x",
-            "p.0.y",
-            "p.0.y",
-            "p.0.z",
-        ]
-        decision = await commit(client, 0, first.parts())
-        assert (decision.is_replay, decision.is_published) == (False, True)
-        replay = await commit(client, 0, second.parts())
-        assert (replay.is_replay, replay.is_published) == (True, True)
-        assert (replay.record_count, replay.digest) == (3, DIGEST)
-        assert await client.abort_txns(second.parts()) == list(second.parts())
-        assert (await letters(client, one), await letters(client, two)) == ("ab", "c")
-        await published(client)
-        assert await client.abort_txns(first.parts()) == list(first.parts()), "nothing is left"
-        await client.abort_txns(third.parts())
-        await nothing_is_staged(client)
-        assert (await letters(client, one), await letters(client, two)) == ("ab", "c")
-
-    run(tmp_path, body)
-
-
-def test_batches_are_published_in_their_order(tmp_path):
-    async def body(servers: Servers, client: AsyncClient) -> None:
-        (one,) = await create(client, "one")
-        expected = ""
-        for number, text in enumerate(("ab", "c", "def")):
-            parts: list[TxnPart] = []
-            for task, letter in enumerate(text):
-                transaction = Transaction(f"p.{number}.{task}")
-                await stage(client, transaction, one, letter)
-                parts += transaction.parts()
-            decision = await commit(client, number, parts[::-1])
-            assert decision.is_published
-            expected += text[::-1]
-            assert await letters(client, one) == expected
-
-    run(tmp_path, body)
-
-
 def test_batches_staged_before_a_seal_are_published_after_it(tmp_path):
     """The stream goes on at the other server, and is sealed there once more."""
 
@@ -322,25 +270,6 @@ def test_a_commit_waits_for_a_server_that_is_down(tmp_path):
     run(tmp_path, body)
 
 
-def test_a_placement_driver_goes_on_where_the_last_one_ended(tmp_path):
-    async def body(servers: Servers, client: AsyncClient) -> None:
-        (one,) = await create(client, "one")
-        host = servers.name_at((await client.list_ranges([one]))[one][-1].servers[0])
-        transactions = [Transaction(f"p.{number}.x") for number in range(2)]
-        for transaction, letter in zip(transactions, "ab", strict=True):
-            await stage(client, transaction, one, letter)
-        await servers.stop_server(host)
-        for number, transaction in enumerate(transactions):
-            await commit(client, number, transaction.parts(), timeout_ms=200)
-        await servers.stop_pd()
-        await servers.start_pd()
-        await servers.start_server(host)
-        await published(client)
-        assert await letters(client, one) == "ab"
-
-    run(tmp_path, body)
-
-
 def test_a_stream_that_is_deleted_holds_up_nothing(tmp_path):
     async def body(servers: Servers, client: AsyncClient) -> None:
         one, two = await create(client, "one", "two")
@@ -358,23 +287,6 @@ def test_a_stream_that_is_deleted_holds_up_nothing(tmp_path):
             await commit(client, 1, [TxnPart("p.1.x", one, 0, 1)])
         with pytest.raises(TxnAbortedError):
             await commit(client, 1, [TxnPart("p.1.x", two, 1, 1)])
-
-    run(tmp_path, body)
-
-
-def test_a_given_up_batch_is_never_committed(tmp_path):
-    async def body(servers: Servers, client: AsyncClient) -> None:
-        (one,) = await create(client, "one")
-        transaction = Transaction("p.0.x")
-        await stage(client, transaction, one, "a")
-        assert await client.abort_txns(transaction.parts()) == list(transaction.parts())
-        with pytest.raises(TxnAbortedError):
-            await commit(client, 0, transaction.parts())
-        again = Transaction("p.0.y")
-        await stage(client, again, one, "b")
-        assert not (await commit(client, 0, again.parts())).is_replay
-        assert await letters(client, one) == "b"
-        await nothing_is_staged(client)
 
     run(tmp_path, body)
 
@@ -417,23 +329,6 @@ def test_a_stream_goes_on_without_what_a_server_has_lost(tmp_path):
 
     for is_sealed in (False, True):
         run(tmp_path / str(is_sealed), partial(body, is_sealed=is_sealed))
-
-
-def test_a_batch_that_waits_for_a_server_that_is_down_is_not_given_up(tmp_path):
-    async def body(servers: Servers, client: AsyncClient) -> None:
-        (one,) = await create(client, "one")
-        host = servers.name_at((await client.list_ranges([one]))[one][-1].servers[0])
-        transaction = Transaction("p.0.x")
-        await stage(client, transaction, one, "ab")
-        await servers.stop_server(host)
-        await commit(client, 0, transaction.parts(), 200)
-        with pytest.raises(InvalidRequestError, match="when that server is reachable again"):
-            await client.give_up_txn("p", 0)
-        await servers.start_server(host)
-        assert (await commit(client, 0, ())).is_published
-        assert await letters(client, one) == "ab"
-
-    run(tmp_path, body)
 
 
 async def moved_away(client: AsyncClient, stream_id: int) -> str:

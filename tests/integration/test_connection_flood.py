@@ -12,9 +12,6 @@ import pytest
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, Connecting, RetryPolicy, StreamSpec
 from sbp_core.errors import Outcome, ThrottledError
-from sbp_core.server.listener import Listener
-from sbp_core.server.runtime import SystemClock
-from sbp_core.server.trust import ServerRole
 from sbp_core.wire.frame import FrameDecoder
 from sbp_core.wire.headers import decode_system_error
 from sbp_core.wire.opcodes import Opcode
@@ -120,21 +117,6 @@ def test_a_flood_takes_no_descriptors_from_the_log_and_its_end_admits_others(ser
             assert newcomer.append([item])[0].base_offset == 5
 
 
-def test_without_any_descriptor_accepting_pauses_and_then_goes_on(served, tls):
-    address = address_of(served.range_servers[0])
-    with client_of(served, tls) as client, ExitStack() as waiting:
-        (stream,) = client.create_streams([StreamSpec("exhausted")])
-        item = AppendItem(stream.stream_id, rows_batch([b"x"]))
-        client.append([item])
-        before = served.log_path.read_text().count("accept failed")
-        with descriptors(served.pid, 4):
-            waiting.enter_context(socket.create_connection(address))
-            wait_until(lambda: served.log_path.read_text().count("accept failed") > before)
-            assert client.append([item])[0].base_offset == 1
-        with client_of(served, tls) as newcomer:
-            assert newcomer.append([item])[0].base_offset == 2
-
-
 def test_a_server_that_cannot_accept_can_be_stopped(tmp_path):
     with WarmCluster(tmp_path) as cluster:
         with descriptors(cluster.pid, 4), socket.create_connection(address_of(cluster.endpoint)):
@@ -142,44 +124,6 @@ def test_a_server_that_cannot_accept_can_be_stopped(tmp_path):
         cluster.stop()
         assert "Traceback" not in cluster.log_path.read_text()
         cluster.restart()
-
-
-def test_an_address_with_too_many_connections_gets_an_error():
-    async def body():
-        listener = Listener(
-            {},
-            role=ServerRole.RANGE_SERVER,
-            clock=SystemClock(),
-            connections_per_address_max=limits.CONNECTIONS_RESERVED_PER_ADDRESS,
-        )
-        port = await listener.start("127.0.0.1", 0)
-        door = socket.create_server(("127.0.0.1", 0))
-
-        def come_from(address):
-            ours = socket.create_connection(door.getsockname())
-            theirs, _ = door.accept()
-            theirs.setblocking(False)
-            listener._on_accepted(theirs, address)
-            return ours
-
-        few = [come_from("192.0.2.1") for _ in range(limits.CONNECTIONS_RESERVED_PER_ADDRESS)]
-        with come_from("192.0.2.1") as refused:
-            status = await asyncio.to_thread(farewell, refused)
-        assert status.code == 1429
-        assert "192.0.2.1 has 4 connections" in status.message
-        few += [come_from("192.0.2.2")]
-        assert listener.connection_count == len(few)
-        async with RawClient("127.0.0.1", port) as local:
-            for connection in few:
-                connection.close()
-            while listener.connection_count > 1:
-                await local.call(Opcode.PING)
-            with come_from("192.0.2.1"):
-                assert listener.connection_count == 2
-        door.close()
-        await listener.drain(timeout_ms=100)
-
-    asyncio.run(asyncio.wait_for(body(), DEADLINE_SECONDS))
 
 
 def fill(cluster, count):

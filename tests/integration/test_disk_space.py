@@ -103,11 +103,3 @@ def test_without_room_streams_can_be_created_sealed_trimmed_and_deleted(tmp_path
         await cluster.client.delete_streams([2])
 
     run(tmp_path, probe, body, heartbeat_interval_ms=limits.HEARTBEAT_TIMEOUT_MS // 3)
-
-
-def test_an_unknown_amount_of_free_space_refuses_nothing(tmp_path):
-    async def body(cluster):
-        await cluster.client.create_streams([StreamSpec("s")])
-        assert await append(cluster.client, 1, b"value") == 0
-
-    run(tmp_path, FixedProbe(None), body)

@@ -12,10 +12,7 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec, StreamUpdate
 from sbp_core.errors import (
     InvalidRequestError,
-    NotFoundError,
     OffsetOutOfRangeError,
-    RangeNotFoundError,
-    RangeSealedError,
     RequestTimeoutError,
     TxnEndedError,
     TxnIncompleteError,
@@ -60,123 +57,6 @@ async def eventually(is_so):
 async def append(cluster, stream_id, letter):
     (outcome,) = await cluster.client.append([AppendItem(stream_id, rows_batch([letter.encode()]))])
     return outcome.base_offset
-
-
-def test_the_request_defines_the_order(tmp_path):
-    async def body(cluster, stream_id, client):
-        await append(cluster, stream_id, "-")
-        for name in ("c", "ab", "d"):
-            assert await stage(client, stream_id, f"t-{name}", name[:1], name[1:] or "+") == [
-                -1,
-                -1,
-            ]
-        assert await end(client, stream_id, "t-ab", "t-c", "t-d", count=6) == (1, 6)
-        assert await append(cluster, stream_id, "-") == 7
-        assert await letters_of(cluster, stream_id) == "-abc+d+-"
-
-    run(tmp_path, body)
-
-
-def test_a_repeat_is_answered_as_the_first_one(tmp_path):
-    async def main():
-        async with one_driven_stream(tmp_path) as (cluster, stream_id, client):
-            await stage(client, stream_id, "t", "ab")
-            await stage(client, stream_id, "u", "c")
-            for _ in range(2):
-                assert await end(client, stream_id, "u", "t", count=3) == (0, 3)
-            await append(cluster, stream_id, "-")
-            await cluster.client.seal_streams([stream_id])
-            assert await end(client, stream_id, "u", "t", count=3) == (0, 3)
-        async with (
-            core_cluster(tmp_path) as cluster,
-            driver_at(cluster.server.endpoint, tmp_path / "rs") as client,
-        ):
-            assert await end(client, stream_id, "u", "t", count=3) == (0, 3)
-            assert await letters_of(cluster, stream_id) == "cab-"
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-@pytest.mark.parametrize("txn_ids", [("t",), ("t", "u"), ("u", "t", "v")], ids=str)
-def test_published_batches_are_not_published_again_with_others(tmp_path, txn_ids):
-    async def body(cluster, stream_id, client):
-        for txn_id in "tuv":
-            await stage(client, stream_id, txn_id, txn_id)
-        assert await end(client, stream_id, "u", "t") == (0, 2)
-        assert isinstance(await end(client, stream_id, *txn_ids), InvalidRequestError)
-        assert await end(client, stream_id, "u", "t", commit=False) == (-1, 0)
-        assert await letters_of(cluster, stream_id) == "ut"
-
-    run(tmp_path, body)
-
-
-def test_dropped_batches_are_not_published(tmp_path):
-    async def body(cluster, stream_id, client):
-        await stage(client, stream_id, "t", "a")
-        await stage(client, stream_id, "u", "b")
-        assert await end(client, stream_id, "t", commit=False) == (-1, 1)
-        for txn_ids in (("t",), ("t", "u")):
-            assert isinstance(await end(client, stream_id, *txn_ids), TxnEndedError)
-        assert await open_txns(client) == [("u", 0, 1)]
-        assert await letters_of(cluster, stream_id) == ""
-
-    run(tmp_path, body)
-
-
-@pytest.mark.parametrize("count", [0, 2, 4])
-def test_nothing_happens_unless_all_is_there(tmp_path, count):
-    async def body(cluster, stream_id, client):
-        await stage(client, stream_id, "t", "ab")
-        await stage(client, stream_id, "u", "c")
-        assert isinstance(await end(client, stream_id, "t", "u", count=count), TxnIncompleteError)
-        assert await letters_of(cluster, stream_id) == ""
-        assert await stage(client, stream_id, "u", "d", first=1) == [-1]
-        assert await end(client, stream_id, "t", "u", count=4) == (0, 4)
-        assert await letters_of(cluster, stream_id) == "abcd"
-
-    run(tmp_path, body)
-
-
-def test_nothing_is_staged_and_nothing_is_to_be(tmp_path):
-    async def body(cluster, stream_id, client):
-        assert isinstance(await end(client, stream_id, "t"), TxnIncompleteError)
-        assert await end(client, stream_id, "t", count=0) == (-1, 0)
-        await stage(client, stream_id, "u", "a")
-        for _ in range(2):
-            assert await end(client, stream_id, "t", "u", count=1) == (0, 1)
-        assert await letters_of(cluster, stream_id) == "a"
-
-    run(tmp_path, body)
-
-
-@pytest.mark.parametrize(
-    "txn_ids", [(), ("t", "t"), ("",), ("a b",), ("x" * (limits.TXN_ID_LENGTH_MAX + 1),)], ids=str
-)
-@pytest.mark.parametrize("commit", [True, False])
-def test_ids_that_make_no_sense_are_refused(tmp_path, txn_ids, commit):
-    async def body(_, stream_id, client):
-        await stage(client, stream_id, "t", "a")
-        refused = await end(client, stream_id, *txn_ids, commit=commit)
-        assert isinstance(refused, InvalidRequestError)
-        assert await open_txns(client) == [("t", 0, 1)]
-
-    run(tmp_path, body)
-
-
-def test_only_the_open_range_publishes(tmp_path):
-    async def body(cluster, stream_id, client):
-        await stage(client, stream_id, "t", "a")
-        await cluster.client.seal_streams([stream_id])
-        assert isinstance(await end(client, stream_id, "t"), RangeSealedError)
-        assert isinstance(await end(client, stream_id, "t", range_index=1), TxnIncompleteError)
-        assert isinstance(await end(client, stream_id, "t", range_index=2), RangeNotFoundError)
-        assert isinstance(await end(client, stream_id, "t", range_index=-1), InvalidRequestError)
-        assert isinstance(await end(client, 77, "t"), RangeNotFoundError)
-        assert await end(client, 77, "t", commit=False) == (-1, 0)
-        assert await open_txns(client) == [("t", 0, 1)]
-        assert await letters_of(cluster, stream_id) == ""
-
-    run(tmp_path, body)
 
 
 def test_items_of_a_frame_share_a_sync_and_fail_alone(tmp_path):
@@ -243,17 +123,6 @@ def test_an_end_waits_for_pending_appends_and_refuses_new_ones(tmp_path):
     disk = HeldDisk()
     disk.gate.set()
     run(tmp_path, body, disk=disk)
-
-
-def test_an_end_that_failed_lets_more_be_staged(tmp_path):
-    async def body(cluster, stream_id, client):
-        await stage(client, stream_id, "t", "a")
-        assert isinstance(await end(client, stream_id, "t", count=2), TxnIncompleteError)
-        assert not cluster.server.failed.done()
-        assert await stage(client, stream_id, "t", "b", first=1) == [-1]
-        assert await end(client, stream_id, "t", count=2) == (0, 2)
-
-    run(tmp_path, body)
 
 
 def test_an_end_whose_caller_left_is_completed(tmp_path):
@@ -366,16 +235,6 @@ def test_a_batch_staged_many_segments_ago_is_published(tmp_path):
 
     options = {"segment_bytes": limits.SEGMENT_BYTES_MIN, "retention_check_interval_ms": 10}
     asyncio.run(asyncio.wait_for(main(), 60))
-
-
-def test_a_stream_that_is_deleted_before_publishes_nothing(tmp_path):
-    async def body(cluster, stream_id, client):
-        await stage(client, stream_id, "t", "a")
-        await cluster.client.delete_streams([stream_id])
-        assert isinstance(await end(client, stream_id, "t"), NotFoundError)
-        assert await end(client, stream_id, "t", commit=False) == (-1, 0)
-
-    run(tmp_path, body)
 
 
 def test_a_stopping_server_completes_ends():

@@ -17,12 +17,10 @@ from sbp_core.client import (
     StreamSpec,
     Wishes,
 )
-from sbp_core.errors import RequestTimeoutError, UnsupportedError
+from sbp_core.errors import UnsupportedError
 from sbp_core.session.negotiation import NO_WISHES, Agreement, offer
 from sbp_core.wire.headers import (
     Feature,
-    FetchInfo,
-    FetchRequest,
     HeartbeatRequest,
     ReadEntriesRequest,
     ReplicateRequest,
@@ -101,17 +99,6 @@ def test_only_the_first_offer_counts(tmp_path):
     run(tmp_path, body)
 
 
-def test_a_peer_that_offers_nothing_is_answered_as_ever(tmp_path):
-    async def body(cluster):
-        async with RawClient.at(cluster.pd.endpoint) as client:
-            (answer,) = await client.ask(Opcode.HEARTBEAT, HeartbeatRequest())
-            assert answer.features == ()
-            assert answer.status is not None
-            assert answer.status.handler_duration_us == -1
-
-    run(tmp_path, body)
-
-
 @pytest.mark.parametrize("features", [(), (Feature("replication", b"\x63"),)])
 def test_nothing_is_replicated_without_a_version_that_both_ends_know(tmp_path, features):
     async def body(cluster):
@@ -127,44 +114,6 @@ def test_nothing_is_replicated_without_a_version_that_both_ends_know(tmp_path, f
             await client.greet(NO_WISHES)
             (answer,) = await client.ask(Opcode.REPLICATE, ReplicateRequest())
             assert answer.replicate_responses == ()
-
-    run(tmp_path, body)
-
-
-def long_poll(timeout_ms):
-    """A FETCH at the tail of stream 1 that waits for longer than its caller."""
-    return FetchRequest(
-        max_wait_ms=limits.FETCH_WAIT_MS_MAX,
-        fetch_requests=(FetchInfo(stream_id=1, fetch_offset=0),),
-        timeout_ms=timeout_ms,
-    )
-
-
-def test_a_server_drops_a_request_whose_deadline_is_over(tmp_path):
-    async def body(cluster):
-        await cluster.client.create_streams([StreamSpec("s")])
-        async with RawClient.at(cluster.server.endpoint) as client:
-            assert (await client.greet(NO_WISHES)).has_deadline
-            with pytest.raises(RequestTimeoutError, match="timeout_ms"):
-                await client.ask(Opcode.FETCH, long_poll(50))
-            assert not cluster.server._waiters._events, "a waiter for the stream is left"
-
-    run(tmp_path, body)
-
-
-def test_without_the_feature_a_request_has_no_deadline(tmp_path):
-    async def body(cluster):
-        await cluster.client.create_streams([StreamSpec("s")])
-        async with RawClient.at(cluster.server.endpoint) as client:
-            asked = asyncio.create_task(client.ask(Opcode.FETCH, long_poll(1)))
-            async with RawClient.at(cluster.server.endpoint) as other:
-                await other.greet(NO_WISHES)
-                with pytest.raises(RequestTimeoutError):
-                    await other.ask(Opcode.FETCH, long_poll(50))
-            assert not asked.done()
-            await cluster.client.append([AppendItem(1, rows_batch([b"at last"]))])
-            (answer,) = await asked
-            assert answer.fetch_responses[0].next_offset == 1
 
     run(tmp_path, body)
 
@@ -213,24 +162,3 @@ def test_a_client_reads_what_it_wrote_with_every_feature(tmp_path):
         if timing.server_ms is not None:
             assert 0 <= timing.server_ms <= timing.round_trip_ms
     assert any(each.server_ms is not None for each in timings)
-
-
-def test_compression_saves_bytes_on_the_wire(tmp_path):
-    async def body(cluster):
-        await cluster.client.create_streams([StreamSpec("s")])
-        await cluster.client.append([AppendItem(1, rows_batch(VALUES))])
-        wanted = FetchRequest(
-            fetch_requests=(
-                FetchInfo(stream_id=1, fetch_offset=0, batch_max_bytes=limits.BATCH_BYTES_MAX),
-            )
-        )
-        received = {}
-        for wishes in (NO_WISHES, EVERYTHING):
-            async with RawClient.at(cluster.server.endpoint) as client:
-                await client.greet(wishes)
-                before = client.received_bytes
-                await client.call(Opcode.FETCH, wanted)
-                received[wishes] = client.received_bytes - before
-        assert received[EVERYTHING] < received[NO_WISHES] / 2
-
-    run(tmp_path, body)

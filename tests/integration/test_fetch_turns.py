@@ -5,13 +5,10 @@ import socket
 import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import pytest
-
 from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
 from sbp_core.log.disk import OsDisk
 from sbp_core.rangeserver.fetching.read_scheduler import ReadClass
-from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
     FetchInfo,
@@ -182,60 +179,3 @@ def test_a_read_of_the_tail_does_not_wait_for_a_backlog(tmp_path):
                 check_values(await call, [bytes(BIG)] * 8)
 
     run(body, tmp_path, {"reads_at_work_max": 1, "tail_window_bytes": 64 * limits.KIB}, disk=disk)
-
-
-def test_a_frame_of_old_and_new_is_no_read_of_the_tail(tmp_path):
-
-    async def body(cluster):
-        stream_id = await filled_stream(cluster, "both", 3, bytes(48 * limits.KIB))
-        for offsets, expected in [((2,), TAIL), ((2, 0), CATCH_UP), ((0, 2), CATCH_UP)]:
-            async with RawClient.at(cluster.server.endpoint) as client:
-                call = asyncio.create_task(client.call(Opcode.FETCH, fetch(stream_id, *offsets)))
-                await until(lambda: waiting_count(cluster))
-                assert set(queue_of(cluster)._classes) == {expected}
-                call.cancel()
-            await until(lambda: not waiting_count(cluster))
-
-    run(body, tmp_path, {"tail_window_bytes": 64 * limits.KIB, "reads_at_work_max": 0})
-
-
-@pytest.mark.parametrize("calls", [1, 8])
-def test_reads_for_a_connection_that_ended_are_not_made(tmp_path, calls):
-    disk = GatedDisk()
-
-    async def body(cluster):
-        kept = await filled_stream(cluster, "kept", 4, bytes(1000))
-        gone = await filled_stream(cluster, "gone", 4, bytes(5000))
-        disk.gate.clear()
-        async with RawClient.at(cluster.server.endpoint) as first:
-            reading = asyncio.create_task(first.call(Opcode.FETCH, fetch(kept, 0, 1)))
-            await until(lambda: disk.begun)
-            async with RawClient.at(cluster.server.endpoint) as second:
-                waiting = [
-                    asyncio.create_task(second.call(Opcode.FETCH, fetch(gone, *range(4))))
-                    for _ in range(calls)
-                ]
-                await until(lambda: waiting_count(cluster))
-                for call in waiting:
-                    call.cancel()
-            await until(lambda: not waiting_count(cluster))
-            disk.gate.set()
-            check_values(await reading, [bytes(1000)] * 2)
-            check_values(await first.call(Opcode.FETCH, fetch(kept, 2)), [bytes(1000)])
-        assert max(disk.read_lengths) < 5000
-
-    run(body, tmp_path, {"reads_at_work_max": 1}, disk=disk)
-
-
-def test_an_isolation_class_is_a_class_of_its_own(tmp_path):
-    async def body(cluster):
-        stream_id = await filled_stream(cluster, "any", 1, b"x")
-        queue = queue_of(cluster)
-        async with RawClient.at(cluster.server.endpoint) as client:
-            await client.greet(Wishes(isolation="backfill"))
-            call = asyncio.create_task(client.call(Opcode.FETCH, fetch(stream_id, 0)))
-            await until(lambda: queue._classes)
-            assert set(queue._classes) == {ReadClass("backfill", True)}
-            call.cancel()
-
-    run(body, tmp_path, {"reads_at_work_max": 0})

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import threading
-from operator import attrgetter
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
@@ -12,13 +11,9 @@ from sbp_core.wire.frame import Frame, FrameDecoder, encode_frame
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
-    AppendResponse,
     DescribeStreamsRequest,
     FetchInfo,
     FetchRequest,
-    FetchResponse,
-    HeartbeatRequest,
-    decode_header,
     decode_system_error,
     encode_header,
 )
@@ -107,46 +102,6 @@ def send_idle_goaway(server):
     listener._idle_seconds = idle_seconds
 
 
-def test_maintenance_finishes_what_is_open_and_refuses_what_is_new(tmp_path):
-    disk = HeldDisk()
-    disk.gate.set()
-
-    async def body(cluster):
-        written, awaited = await create(cluster, "written", "awaited")
-        await cluster.client.append([AppendItem(each, rows_batch([b"0"])) for each in (1, 2)])
-        disk.gate.clear()
-        wire = await Wire.to(cluster.server.endpoint)
-        wire.send(Opcode.APPEND, 1, *append_of(written, rows_batch([b"acknowledged"])))
-        wire.send(Opcode.FETCH, 2, long_poll(awaited, 1))
-        wire.send(Opcode.PING, 3)
-        assert (await wire.read()).call_id == 3
-        stopping = asyncio.create_task(cluster.server.stop())
-        await wire.read_goaway()
-        wire.send(Opcode.APPEND, 4, *append_of(awaited, rows_batch([b"refused"])))
-        polled, refused = sorted([await wire.read(), await wire.read()], key=attrgetter("call_id"))
-        assert (polled.opcode, polled.call_id, polled.flags) == (Opcode.FETCH, 2, 3)
-        (result,) = decode_header(FetchResponse, polled.header).fetch_responses
-        assert (result.status.code, result.batch_length, result.next_offset) == (0, 0, 1)
-        check_refusal(refused, 4)
-        assert not stopping.done()
-        disk.gate.set()
-        appended = await wire.read()
-        assert (appended.opcode, appended.call_id, appended.flags) == (Opcode.APPEND, 1, 3)
-        (result,) = decode_header(AppendResponse, appended.header).append_responses
-        assert (result.status.code, result.base_offset) == (0, 1)
-        wire.send(Opcode.PING, 5)
-        await wire.read_refusal(5)
-        await wire.close()
-        await stopping
-
-    async def after(cluster):
-        assert await cluster.read(1) == [(0, b"0"), (1, b"acknowledged")]
-        assert await cluster.read(2) == [(0, b"0")]
-
-    run(tmp_path, body, disk=disk)
-    run(tmp_path, after)
-
-
 def test_a_peer_that_does_not_close_after_goaway_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "GOAWAY_GRACE_MS", 50)
 
@@ -163,21 +118,6 @@ def test_a_peer_that_does_not_close_after_goaway_is_closed(tmp_path, monkeypatch
                     send_idle_goaway(server)
                     await asyncio.sleep(0.01)
             await end
-            await wire.close()
-
-    run(tmp_path, body)
-
-
-def test_a_request_that_crosses_an_idle_goaway_is_refused_by_code(tmp_path):
-    async def body(cluster):
-        for server in (cluster.server, cluster.pd):
-            wire = await Wire.to(server.endpoint)
-            wire.send(Opcode.PING, 1)
-            assert (await wire.read()).call_id == 1
-            send_idle_goaway(server)
-            wire.send(Opcode.HEARTBEAT, 2, HeartbeatRequest(client_id="late"))
-            await wire.read_goaway()
-            await wire.read_refusal(2)
             await wire.close()
 
     run(tmp_path, body)

@@ -17,18 +17,6 @@ def run(body):
     asyncio.run(asyncio.wait_for(body, 2 * WAIT_SECONDS))
 
 
-def test_a_number_twice_in_one_frame_is_one_batch(tmp_path):
-    async def body():
-        async with one_stream(tmp_path) as (cluster, stream_id, client):
-            assert await send(client, stream_id, "a", "a", "b", sequences=[0, 0, 1]) == [0, 0, 1]
-            for _ in range(2):
-                assert await send(client, stream_id, "c", first=2) == [2]
-            assert await send(client, stream_id, "d", first=3) == [3]
-            assert await values(cluster, stream_id) == ["a", "b", "c", "d"]
-
-    run(body())
-
-
 def test_more_than_are_remembered_may_not_wait_for_the_disk(tmp_path):
     async def body():
         kept = limits.WRITER_BATCHES_KEPT

@@ -1,14 +1,12 @@
 """Identities of peers: what certificates and tokens open, and what stays closed without them."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import signal
 import traceback
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,7 +46,6 @@ from tests.support.security import (
     identity_of_client,
     run,
     served,
-    serving_keys,
 )
 from tests.support.warm import WarmCluster
 
@@ -66,19 +63,6 @@ def issuer(tmp_path_factory):
 @pytest.fixture(scope="module")
 def settings(authority, issuer, tmp_path_factory):
     return identified_settings(authority, issuer, tmp_path_factory.mktemp("data"))
-
-
-def test_servers_know_each_other_by_their_certificates(settings, authority, tmp_path):
-    async def body():
-        wide = replace(settings, range_servers=3, data_dir=tmp_path)
-        async with served(wide) as cluster:
-            admin = authority.client(admin_of(authority))
-            async with connected(cluster.endpoints.pd, admin) as client:
-                (stream,) = await client.create_streams([StreamSpec("s", replica_count=3)])
-                bounds = await client.list_ranges([stream.stream_id])
-                assert len(bounds[stream.stream_id][0].servers) == 3
-
-    run(body())
 
 
 def identifying(client, endpoint):
@@ -257,33 +241,6 @@ def test_the_command_sends_the_token(settings, authority, issuer, tmp_path, monk
     run(body())
 
 
-def test_keys_of_a_url_are_fetched_at_the_start_or_as_soon_as_the_issuer_answers(
-    settings, authority, issuer, tmp_path, caplog
-):
-    credentials = write_token(tmp_path / "token", issuer.token())
-
-    async def body():
-        with serving_keys(tmp_path) as (url, answers, ca_file):
-            of_url = replace(
-                settings, auth_jwks_file=None, auth_jwks_url=url, auth_jwks_ca_file=ca_file
-            )
-            async with served(of_url) as cluster:
-                connect = partial(
-                    *(connected, cluster.endpoints.pd, authority.client()), credentials=credentials
-                )
-                async with connect() as client:
-                    with pytest.raises(UnauthenticatedError, match=r"issuer \(HTTP Error 503"):
-                        await client.list_streams()
-                answers.append((200, {}, issuer.jwks))
-                while answers:  # noqa: ASYNC110 - a thread empties it, and no token has to come
-                    await asyncio.sleep(0.05)
-                async with connect() as client:
-                    await client.list_streams()
-
-    run(body())
-    assert "keys not fetched" in caplog.text
-
-
 def test_processes_have_the_same_settings_and_read_the_keys_again(
     settings, authority, issuer, tmp_path
 ):
@@ -306,22 +263,6 @@ def test_processes_have_the_same_settings_and_read_the_keys_again(
             assert list(client.fetch([FetchItem(stream.stream_id, 0, None, 1000)])) != []
         os.kill(cluster.pid, signal.SIGHUP)
         until(lambda: "keys of tokens read again" in cluster.log_path.read_text())
-
-
-def test_an_audit_event_names_the_identity(settings, authority, caplog):
-    caplog.set_level(logging.INFO, "sbp.audit")
-
-    async def body():
-        async with served(settings) as cluster:
-            for tls in (authority.client(admin_of(authority)), authority.client()):
-                async with connected(cluster.endpoints.pd, tls) as client:
-                    with contextlib.suppress(UnauthenticatedError):
-                        await client.create_streams([StreamSpec("audited")])
-
-    run(body())
-    events = [json.loads(each.message) for each in caplog.records if each.name == "sbp.audit"]
-    found = [(each["outcome"], each.get("identity", "").partition(",")[0]) for each in events]
-    assert found == [("done", "CN=alice"), ("refused", "")]
 
 
 def test_who_may_delete_a_stream_is_refused_by_no_server(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
-import struct
 import subprocess
 from zlib import crc32
 
@@ -24,9 +22,7 @@ from sbp_core.client import (
     Writer,
     txn_id_of,
 )
-from sbp_core.client.types import Connecting
-from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, StatusCode
-from sbp_core.record_sizes import RecordSizes
+from sbp_core.errors import ConfigurationError, StatusCode
 from sbp_core.records import (
     ROWS_SCHEMA,
     ColumnsBuilder,
@@ -36,7 +32,6 @@ from sbp_core.records import (
     record_sizes,
     split_envelopes,
 )
-from sbp_core.session.negotiation import Wishes
 from sbp_core.wire.headers import (
     FetchInfo,
     FetchRequest,
@@ -53,7 +48,6 @@ from tests.support.wire import RawClient
 LARGEST = limits.RECORD_BYTES_LARGEST
 PRODUCER = "large-records"
 TWELVE = 12 * limits.MIB
-TOO_LONG = RecordSizes(TWELVE).frame_bytes + 1
 SCHEMA = StreamSchema.of(pa.schema({"id": pa.int64(), "body": pa.binary()}))
 
 
@@ -184,41 +178,6 @@ def test_batches_staged_before_a_seal_are_copied(twelve):
         assert found == [[(0, mark(value))], [(1, mark(b"later"))]]
 
 
-@pytest.mark.parametrize("compression", [False, True])
-def test_sizes_around_the_edge(twelve, compression):
-    connecting = Connecting(wishes=Wishes(compression=compression))
-    with Client(twelve.endpoint, connecting=connecting) as client:
-        (stream_id,) = new_streams(client, 1)
-        bound = client.record_bytes_max([stream_id])[stream_id]
-        builder = RowsBuilder(stream_id, record_bytes_max=bound)
-        values = [b"x" * len(value_of(size)) for size in (TWELVE - 1, TWELVE)]
-        for value in values:
-            client.append([AppendItem(stream_id, built(builder, rows_of(value)))])
-        with pytest.raises(RecordBatchError, match=f"{TWELVE + 1} bytes; at most {TWELVE} are"):
-            builder.add(rows_of(value_of(TWELVE + 1)), timestamp_ms=TIMESTAMP_MS)
-        with pytest.raises(RecordBatchError, match="--record-bytes-max of sbp serve"):
-            RowsBuilder(stream_id).add(rows_of(values[0]), timestamp_ms=TIMESTAMP_MS)
-        found = marks(fetched(client, stream_id))
-        assert found == [[(at, mark(value))] for at, value in enumerate(values)]
-
-
-def test_batches_around_the_edge(twelve):
-    """A server does not look into batches: it bounds these."""
-    most = RecordSizes(TWELVE).batch_bytes
-    around = len(rows_batch([bytes(most)])) - most
-    with Client(twelve.endpoint) as client:
-        (stream_id,) = new_streams(client, 1)
-        for size in (most - 8, most):
-            batch = rows_batch([bytes(size - around)])
-            assert len(batch) == size
-            client.append([AppendItem(stream_id, batch)])
-        too_large = rows_batch([bytes(most + 8 - around)])
-        with pytest.raises(ConfigurationError, match=f"a batch of {most + 8} bytes was not sent"):
-            client.append([AppendItem(stream_id, too_large)])
-        with pytest.raises(ConfigurationError, match="set record_bytes_max of the range server"):
-            client.append([AppendItem(stream_id, too_large)], writer=Writer())
-
-
 def test_many_large_batches_in_one_append(twelve):
     values = [bytes([n]) * (11 << 20) for n in range(6)]
     with Client(twelve.endpoint) as client:
@@ -251,20 +210,6 @@ def test_a_client_that_reads_no_large_records_is_told_so(twelve):
     assert refused.status.message.endswith("upgrade the client")
 
 
-def test_a_longer_frame_is_refused_from_its_length(twelve):
-    host, port = twelve.range_servers[0].split(":")
-    for length, is_refused in ((RecordSizes(TWELVE).frame_bytes, False), (TOO_LONG, True)):
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            connection.sendall(struct.pack(">I", length))
-            if not is_refused:
-                connection.sendall(b"\0")  # no magic: it would be skipped
-                connection.settimeout(0.3)
-                with pytest.raises(TimeoutError):
-                    connection.recv(1)
-            else:
-                assert b"frame length" in connection.recv(1 << 16)
-
-
 def test_a_line_as_large_as_a_record(twelve):
     with Client(twelve.endpoint) as client:
         (stream_id,) = new_streams(client, 1)
@@ -275,13 +220,3 @@ def test_a_line_as_large_as_a_record(twelve):
             assert process.returncode == code, errors
         assert f"at most {TWELVE} are allowed".encode() in errors
         assert [len(values_of(each)[0][1]) for each in fetched(client, stream_id)] == [11 << 20]
-
-
-def test_a_segment_that_is_too_small_for_the_setting(tmp_path):
-    config = tmp_path / "server.toml"
-    config.write_text("[range_server]\nsegment_bytes = 18000000\nrecord_bytes_max = 67108864\n")
-    with (
-        pytest.raises(SbpError, match="set it to 76546048 or more, or lower record_bytes_max"),
-        WarmCluster(tmp_path / "data", options=["--config", str(config)]),
-    ):
-        pass

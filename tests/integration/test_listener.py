@@ -1,22 +1,18 @@
 """The listener of both servers over real sockets: dispatch, idleness, draining, bounds."""
 
 import asyncio
-import logging
 import socket
 
 import pytest
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError, StatusCode, ThrottledError
-from sbp_core.limits import FRAME_BYTES_MIN
+from sbp_core.errors import ConfigurationError
 from sbp_core.server.accepting import Acceptor
 from sbp_core.server.dispatch import Response
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.settings import Exposure
 from sbp_core.server.trust import ServerRole
-from sbp_core.session.connection import Connection
-from sbp_core.session.states import GoawayReceived, ResponseReceived
 from sbp_core.wire.headers import (
     AppendRequest,
     AppendResponse,
@@ -90,98 +86,6 @@ def status_of(frame):
     return decode_system_error(frame.header).status
 
 
-def test_ping_echoes_header_and_payload():
-    async def body(service, listener, port):
-        async with RawClient("127.0.0.1", port) as client:
-            (pong,) = await client.call(Opcode.PING, b"\1\2", [b"payload"])
-            assert (pong.header, bytes(pong.payload), pong.flags) == (b"\1\2", b"payload", 3)
-
-    run(body)
-
-
-def test_an_operation_that_is_not_served_is_refused_by_name():
-    async def body(service, listener, port):
-        async with RawClient("127.0.0.1", port) as client:
-            (frame,) = await client.call(Opcode.CREATE_STREAMS)
-            status = status_of(frame)
-            assert status.code == StatusCode.UNSUPPORTED_OPERATION
-            assert status.message == (
-                "CREATE_STREAMS is not served by a range server; give the endpoint of a placement"
-                " driver"
-            )
-
-    run(body)
-
-
-def test_a_failing_handler_is_answered_logged_and_survived(caplog):
-    async def body(service, listener, port):
-        async with RawClient("127.0.0.1", port) as client:
-            with caplog.at_level(logging.ERROR):
-                (frame,) = await client.call(Opcode.DESCRIBE_STREAMS)
-            assert status_of(frame).code == StatusCode.UNKNOWN
-            assert "a bug" not in status_of(frame).message
-            errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
-            assert "a bug" in map(str, errors)
-            service.gate.set()
-            (answer,) = await client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest())
-            assert answer.id == 7
-
-    run(body)
-
-
-def test_an_answer_that_is_too_large_does_not_count_as_a_bad_request():
-    async def body(service, listener, port):
-        async with RawClient("127.0.0.1", port) as client:
-            (frame,) = await client.call(Opcode.TRIM_STREAMS)
-            assert status_of(frame).code == StatusCode.UNKNOWN
-            assert "the answer cannot be sent" in status_of(frame).message
-
-    run(body)
-
-
-def test_draining_finishes_open_calls_and_refuses_new_ones():
-    async def body(service, listener, port):
-        async with RawClient("127.0.0.1", port) as client:
-            open_call = asyncio.create_task(client.ask(Opcode.ALLOCATE_ID, IdAllocationRequest()))
-            await service.started.wait()
-            draining = asyncio.create_task(listener.drain())
-            await asyncio.sleep(0)
-            with pytest.raises(OSError):
-                await asyncio.open_connection("127.0.0.1", port)
-            service.gate.set()
-            (answer,) = await open_call
-            assert answer.id == 7
-            await draining
-            await client.wait_closed()
-            assert client.was_sent_away
-
-    run(body)
-
-
-def test_a_request_that_crosses_the_goaway_is_refused(monkeypatch):
-    monkeypatch.setattr(limits, "GOAWAY_GRACE_MS", limits.DRAIN_TIMEOUT_MS)
-
-    async def body(service, listener, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        session = Connection()
-        writer.writelines(session.start_call(Opcode.PING)[1])
-        session.decoder.receive_data(await reader.read(100))
-        assert [type(event) for event in session.events()] == [ResponseReceived]
-        draining = asyncio.create_task(listener.drain())
-        goaway = await reader.readexactly(FRAME_BYTES_MIN + 4)
-        header = encode_header(IdAllocationRequest())
-        writer.writelines(session.start_call(Opcode.ALLOCATE_ID, header)[1])
-        session.decoder.receive_data(goaway + await reader.read(1000))
-        sent_away, answer = session.events()
-        assert isinstance(sent_away, GoawayReceived)
-        assert status_of(answer.frame).code == StatusCode.RS_SHUTTING_DOWN
-        assert not draining.done()
-        writer.close()
-        await draining
-
-    run(body)
-
-
 def test_draining_gives_up_on_a_call_that_never_ends():
     async def body(service, listener, port):
         async with RawClient("127.0.0.1", port) as client:
@@ -207,18 +111,6 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not():
             assert answer.id == 7
 
     run(body, idle_connection_ms=50)
-
-
-def test_one_connection_too_many_gets_an_error():
-    async def body(service, listener, port):
-        async with RawClient("127.0.0.1", port) as first:
-            await first.call(Opcode.PING)
-            async with RawClient("127.0.0.1", port) as second:
-                with pytest.raises(ThrottledError, match="1 connection open already"):
-                    await second.call(Opcode.PING)
-            await first.call(Opcode.PING)
-
-    run(body, connections_max=1, connections_reserved=0)
 
 
 def test_requests_beyond_the_bound_are_not_even_read(monkeypatch):

@@ -7,21 +7,15 @@ import asyncio
 import os
 import resource
 import socket
-import struct
-from contextlib import AsyncExitStack
 
 from sbp_core import limits
 from sbp_core.server.budget import Budget
 from sbp_core.wire.frame import encode_frame
-from sbp_core.wire.headers import (
-    AppendResponse,
-)
 from sbp_core.wire.opcodes import Flag, Opcode
 from tests.support.listener import (
     ANSWER_BYTES,
     FIRST_FRAME_MS,
     FRAME_MS,
-    HERE_BYTES,
     PING,
     PONG_BYTES,
     PREFIX_BYTES,
@@ -170,36 +164,6 @@ def test_a_peer_that_does_not_read_is_cut_off_and_others_are_not():
     run(body)
 
 
-def test_unread_answers_stop_the_reading_of_requests():
-    request = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(1 << 20)]))
-
-    async def body(bench):
-        async with deaf_peer(bench, request) as (_, other):
-            held = []
-            for _ in range(300):
-                await other.call(Opcode.PING)
-                held += bench.held_bytes
-            assert max(held) <= limits.WRITE_BUFFER_HIGH_BYTES + 2 * len(request)
-
-    run(body)
-
-
-def test_answers_that_waited_do_not_all_go_out_when_the_peer_reads_a_little():
-    request = b"".join(encode_frame(Opcode.ALLOCATE_ID, 0, 1))
-    requests = b"".join(request[:8] + struct.pack(">I", n) + request[12:] for n in range(1, 200))
-
-    async def body(bench):
-        bench.gate.set()
-        async with deaf_peer(bench, requests, how_often=1) as (deaf, _):
-            held, read_bytes = [], 0
-            while read_bytes < 2 * limits.WRITE_BUFFER_HIGH_BYTES:
-                read_bytes += len(await asyncio.get_running_loop().sock_recv(deaf, 1 << 20))
-                held += bench.held_bytes
-            assert max(held) <= limits.WRITE_BUFFER_HIGH_BYTES + (2 << 20)
-
-    run(body)
-
-
 def test_a_close_does_not_wait_for_ever_for_a_peer_that_does_not_read(monkeypatch):
     monkeypatch.setattr(limits, "WRITE_BUFFER_HIGH_BYTES", 1 << 30)
     request = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(15 << 20)]))
@@ -246,107 +210,6 @@ def test_running_out_of_descriptors_stops_neither_the_server_nor_its_connections
     run(body)
 
 
-def test_frames_share_the_servers_memory_and_one_in_the_way_is_cut_off_sooner(caplog):
-    """Memory for one large frame: the second waits, unread, until the first is read or given up."""
-    large = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(12 << 20)]))
-
-    async def body(bench):
-        budget = bench.listener._budget = Budget(20 << 20)
-        bench.gate.set()
-        here_bytes = HERE_BYTES
-        async with bench.connection() as (_, slow_writer), bench.connection() as (fast, writer):
-            slow_writer.write(large[:here_bytes])
-            while budget.taken_bytes < len(large):  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            writer.write(large)
-            while not budget.is_contended:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            (peer,) = [
-                each for each in bench.listener._peers if each._incoming._intake.is_in_the_way
-            ]
-            for _ in range(limits.FRAME_CONTENDED_MS // limits.FRAME_STALLED_MS):
-                bench.later(limits.FRAME_STALLED_MS)
-                slow_writer.write(bytes(limits.RECEIVE_WAKE_BYTES))
-                here_bytes += limits.RECEIVE_WAKE_BYTES
-                while peer._session.decoder.pending_bytes < here_bytes:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
-            bench.later(limits.FRAME_CONTENDED_MS % limits.FRAME_STALLED_MS)
-            assert bench.listener.connection_count == 2
-            bench.later(1)
-            assert "no whole frame within 5000 ms" in caplog.text
-            assert (await fast.readexactly(7))[5:] == Opcode.ALLOCATE_ID.to_bytes(2, "big")
-        async with RawClient("127.0.0.1", bench.port) as other:
-            await other.call(Opcode.PING)
-            while bench.listener.connection_count > 1:
-                await other.call(Opcode.PING)
-        assert budget.taken_bytes == 0
-
-    run(body)
-
-
-def test_a_frame_in_the_way_that_stands_still_is_cut_off_at_once(caplog):
-    large = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(12 << 20)]))
-
-    async def body(bench):
-        budget = bench.listener._budget = Budget(20 << 20)
-        bench.gate.set()
-        async with bench.connection() as (_, slow_writer), bench.connection() as (fast, writer):
-            slow_writer.write(large[:HERE_BYTES])
-            while budget.taken_bytes < len(large):  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            bench.later(limits.FRAME_STALLED_MS + 1)
-            assert bench.listener.connection_count == 2, "no connection waits for its memory"
-            writer.write(large)
-            while not budget.is_contended:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            for ms in (0, limits.FRAME_STALLED_MS, 1):
-                assert bench.listener.connection_count == 2
-                bench.later(ms)
-            assert "no whole frame within 2000 ms" in caplog.text
-            assert (await fast.readexactly(7))[5:] == Opcode.ALLOCATE_ID.to_bytes(2, "big")
-
-    run(body)
-
-
-def test_announced_bytes_that_are_not_sent_cost_nothing():
-    large = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(12 << 20)]))
-
-    async def body(bench):
-        budget = bench.listener._budget = Budget(20 << 20)
-        bench.gate.set()
-        async with bench.connection() as (_, slow_writer), bench.connection() as (fast, writer):
-            slow_writer.write(large[:60_000])
-            writer.write(large)
-            assert (await fast.readexactly(7))[5:] == Opcode.ALLOCATE_ID.to_bytes(2, "big")
-            assert budget.taken_bytes == 0
-
-    run(body)
-
-
-def test_a_full_server_begins_no_new_requests_until_one_is_done():
-    async def body(bench):
-        budget = bench.listener._budget = Budget(1 << 20)
-        request = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1, b"", [bytes(40_000)]))
-        async with bench.connection() as (reader, writer), bench.connection() as (late, other):
-            writer.write(b"".join(_numbered(request, number) for number in range(40)))
-            while not budget.is_contended:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            other.write(_numbered(request, 1))
-            await other.drain()
-            for _ in range(100):
-                await asyncio.sleep(0)
-                assert budget.taken_bytes <= 1 << 20
-            bench.gate.set()
-            for _ in range(40):
-                assert len(await reader.readexactly(1 << 20)) == 1 << 20
-                assert budget.taken_bytes <= 1 << 20
-            assert len(await late.readexactly(1 << 20)) == 1 << 20
-            while budget.taken_bytes:
-                await reader.read(1 << 20)
-
-    run(body)
-
-
 def test_a_request_that_waited_for_room_and_is_answered_at_once_keeps_no_drain_waiting(monkeypatch):
     monkeypatch.setattr(limits, "GOAWAY_GRACE_MS", 0)
 
@@ -367,81 +230,6 @@ def test_a_request_that_waited_for_room_and_is_answered_at_once_keeps_no_drain_w
         goaway, answer = opcodes(answers[0])
         assert (goaway, answer) == (Opcode.GOAWAY, Opcode.LIST_RANGES)
         assert opcodes(answers[1]) == [Opcode.GOAWAY, Opcode.ALLOCATE_ID]
-
-    run(body)
-
-
-def test_connections_with_requests_that_wait_take_turns():
-    """A connection with one request does not wait for all earlier requests of another one."""
-
-    async def body(bench):
-        budget = bench.listener._budget = Budget(limits.REQUEST_OVERHEAD_BYTES)
-        request = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1))
-        async with bench.connection() as (reader, writer), bench.connection() as (late, other):
-            writer.write(b"".join(_numbered(request, number) for number in range(40)))
-            while not budget.is_contended:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            other.write(_numbered(request, 1))
-            while budget.waiting_count < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            bench.gate.set()
-            await late.readexactly(1 << 20)
-            first, *others = bench.served_for
-            assert others[:2].count(first) < 2
-            for _ in range(40):
-                await reader.readexactly(1 << 20)
-
-    run(body)
-
-
-def test_a_request_that_waits_is_not_started_if_its_peer_leaves():
-    async def body(bench):
-        budget = bench.listener._budget = Budget(limits.REQUEST_OVERHEAD_BYTES)
-        request = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1))
-        async with bench.connection() as (reader, writer):
-            writer.write(request)
-            while not budget.taken_bytes:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            for left_count in range(1, 4):
-                async with bench.connection() as (_, leaving):
-                    leaving.write(request)
-                    while budget.waiting_count < left_count:  # noqa: ASYNC110
-                        await asyncio.sleep(0)
-            bench.gate.set()
-            await reader.readexactly(1 << 20)
-            while budget.taken_bytes or bench.listener.connection_count > 1:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            assert bench.begun_count == 1
-
-    run(body)
-
-
-def test_requests_that_waited_are_begun_in_turns_once_there_is_room(monkeypatch):
-    monkeypatch.setattr(limits, "FRAMES_PER_TURN_MAX", 3)
-
-    async def body(bench):
-        budget = bench.listener._budget = Budget(40 * limits.REQUEST_OVERHEAD_BYTES)
-        small = b"".join(encode_frame(Opcode.ALLOCATE_ID, Flag.REQUEST, 1))
-        large = b"".join(
-            encode_frame(Opcode.APPEND, Flag.REQUEST, 1, b"", [bytes(budget.bytes_max)])
-        )
-        async with AsyncExitStack() as connections:
-            _, first = await connections.enter_async_context(bench.connection())
-            first.write(large)
-            while bench.ready is None:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            for number in range(21):  # the first of them is admitted in any case
-                _, writer = await connections.enter_async_context(bench.connection())
-                writer.write(small)
-                while bench.begun_count + budget.waiting_count <= number:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
-            bench.ready.set_result(AppendResponse())
-            begun_count = 1
-            while bench.begun_count < 21:
-                await asyncio.sleep(0)
-                assert bench.begun_count - begun_count <= 2 * 3
-                begun_count = bench.begun_count
-            bench.gate.set()
 
     run(body)
 

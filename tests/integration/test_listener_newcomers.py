@@ -15,7 +15,6 @@ from tests.support.listener import (
     deaf_peer,
     farewell,
     opcodes,
-    ping,
     run,
 )
 
@@ -30,24 +29,6 @@ async def connect(bench):
 async def ask(reader, writer):
     writer.write(QUESTION)
     return opcodes(await reader.readexactly(ANSWER_BYTES))
-
-
-def test_a_newcomer_gets_the_place_of_an_idle_connection():
-    async def body(bench):
-        idle, used = await connect(bench), await connect(bench)
-        await ping(*idle)
-        await ask(*used)
-        bench.clock.advance(limits.UNUSED_CONNECTION_MS)
-        newcomer = await connect(bench)
-        assert await ask(*newcomer) == [Opcode.LIST_RANGES]
-        assert opcodes(await idle[0].readexactly(PREFIX_BYTES)) == [Opcode.GOAWAY]
-        assert await ask(*used) == [Opcode.LIST_RANGES]
-        bench.later(limits.GOAWAY_GRACE_MS)
-        assert await idle[0].read() == b""
-        assert bench.listener.connection_count == 2
-        assert not bench.listener._sent_away
-
-    run(body, **FEW)
 
 
 def test_a_newcomer_gets_the_place_of_the_longest_idle_connection():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 
 import pytest
@@ -132,55 +131,6 @@ def test_a_flipped_byte_is_found_and_after_a_repair_everything_else_is_served(fo
     run(folder.parent, read)
 
 
-@pytest.mark.parametrize("damage", ["removed", "cut short"])
-def test_a_lost_file_costs_what_was_in_it(folder, capfd, damage):
-    path = segments(folder)[1]
-    if damage == "removed":
-        path.unlink()
-    else:
-        with path.open("r+b") as file:
-            file.truncate(100)
-
-    async def read(cluster):
-        raise AssertionError("the server must not start")
-
-    with pytest.raises(Exception, match=r"sbp log repair"):
-        run(folder.parent, read)
-    exit_code, out, _ = sbp_log(capfd, "check", folder)
-    assert exit_code == 1
-    lost = [line for line in out.splitlines() if line.startswith("  lost: ")]
-    assert len(lost) == 2
-    assert sbp_log(capfd, "repair", folder)[0] == 0
-    first, end = map(int, lost[0].partition("[")[2].partition(")")[0].split(", "))
-    assert 0 < first < end < 12
-
-    async def read_rest(cluster):
-        for offset, value in enumerate(VALUES):
-            if first <= offset < end:
-                with pytest.raises(StorageError, match=rf"offsets \[{offset}, {end}\)"):
-                    await fetch(cluster, STREAM, offset)
-            else:
-                assert await fetch(cluster, STREAM, offset) == [(offset, value)]
-        assert await append(cluster, STREAM, b"on it goes") == 12
-
-    run(folder.parent, read_rest)
-
-
-def test_damage_that_refuses_a_start_in_the_last_segment_is_repaired(folder, capfd):
-    path = segments(folder)[-1]
-    flip(path, path.read_bytes().index(b"other-11") - 400)
-
-    async def nothing(cluster):
-        return
-
-    exit_code, out, _ = sbp_log(capfd, "check", folder)
-    assert exit_code == 1
-    assert str(path) in out
-    assert sbp_log(capfd, "repair", folder)[0] == 0
-    run(folder.parent, nothing)
-    assert len(segments(folder)) > 1
-
-
 def test_a_log_in_use_is_left_alone(folder, capfd):
     async def check(cluster):
         for action in ("check", "repair"):
@@ -242,18 +192,6 @@ def test_a_folder_stands_for_its_logs(tmp_path):
     assert find_logs(servers[0]) == [servers[0] / "log"]
     (servers[0] / "log" / f"{0:020d}.log").touch()
     assert find_logs(servers[0] / "log") == [servers[0] / "log"]
-
-
-def test_a_fifo_in_place_of_a_segment_is_named_and_not_waited_for(folder, capsys):
-    first = segments(folder)[0]
-    first.unlink()
-    os.mkfifo(first)
-    assert main(["log", "check", str(folder)]) == 1
-    printed = capsys.readouterr()
-    assert f"{first.name}" in printed.out + printed.err
-    assert "it is not a regular file" in printed.out + printed.err
-    assert main(["log", "dump", str(folder)]) == 1
-    assert "it is not a regular file" in capsys.readouterr().err
 
 
 def test_names_that_stand_for_no_position_are_no_segments(folder, tmp_path, capsys):

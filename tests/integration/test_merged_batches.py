@@ -11,17 +11,12 @@ from typing import Any
 import pytest
 
 from sbp_core import limits
-from sbp_core.app import AsyncConnection
 from sbp_core.backup import taking
 from sbp_core.backup.place import Place
 from sbp_core.backup.upkeep import check_backup
-from sbp_core.cli import stream_copy
-from sbp_core.cli.main import main
 from sbp_core.client import AsyncClient, Client, FetchItem
 from sbp_core.log import merging
 from sbp_core.records import split_envelopes
-from sbp_core.web.console.record_search import RecordFilter, Search
-from sbp_core.web.records.fetching import Span, read_span
 from tests.support.appends import eventually, one_stream, read_all, restore, send
 from tests.support.cluster import CoreCluster, cluster_of, core_cluster
 from tests.support.wire import RawClient
@@ -122,48 +117,6 @@ def test_readers_and_writers_notice_nothing(tmp_path: Path) -> None:
             assert await eventually(client, stream_id, "next", first=COUNT) == [COUNT]
 
     asyncio.run(asyncio.wait_for(body(), 120))
-
-
-async def consumed(cluster: CoreCluster, stream_id: int) -> list[bytes | None]:
-    consumer = AsyncConnection(cluster.client).consumer("s", fetch_bytes=FETCH_BYTES)
-    return [record.value async for record in consumer]
-
-
-async def read_by_http(cluster: CoreCluster, stream_id: int) -> list[bytes | None]:
-    found = [each async for each in read_span(cluster.client, stream_id, Span(0, COUNT))]
-    return [value for each in found for value in each.rows.column("value").to_pylist()]
-
-
-async def read_by_console(cluster: CoreCluster, stream_id: int) -> list[bytes | None]:
-    (info,) = await cluster.client.describe_streams([stream_id])
-    found = await Search(info, (0, COUNT), RecordFilter(), COUNT).run(cluster.client)
-    assert found.faults == []
-    return [value for each in found.pieces for value in each.rows.column("value").to_pylist()]
-
-
-async def copied(cluster: CoreCluster, stream_id: int) -> list[bytes | None]:
-    words = ["streams", "copy", "s", "t", "--create", "--endpoint", cluster.pd.endpoint]
-    assert await asyncio.to_thread(main, words) == 0
-    (copy,) = await cluster.client.find_streams(["t"])
-    return [value for _, value in await cluster.read(copy.stream_id)]
-
-
-@pytest.mark.parametrize("read", [consumed, read_by_http, read_by_console, copied])
-def test_a_reader_continues_within_a_batch_that_was_merged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[..., Any]
-) -> None:
-    monkeypatch.setattr(limits, "FETCH_BATCH_BYTES_DEFAULT", FETCH_BYTES)
-    monkeypatch.setattr(stream_copy, "_COMMIT_BYTES", FETCH_BYTES)
-
-    async def body() -> None:
-        async with one_stream(tmp_path, **OPTIONS) as (cluster, stream_id, client):
-            await append(client, stream_id, 0, COUNT)
-            count = before_fetch(monkeypatch, 3, lambda: merged(cluster))
-            assert await read(cluster, stream_id) == [name.encode() for name in NAMES]
-            assert count[0] >= 3
-            assert len(await batch_counts(cluster, stream_id)) < COUNT / 2
-
-    asyncio.run(asyncio.wait_for(body(), 60))
 
 
 @pytest.mark.parametrize("number", [1, 2])

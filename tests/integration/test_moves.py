@@ -11,11 +11,7 @@ import pytest
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec, Transaction, TxnPart, Writer
 from sbp_core.errors import (
-    InvalidRequestError,
     NoRangeServerError,
-    NotFoundError,
-    RangeNotFoundError,
-    RangeOpenError,
 )
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
@@ -188,29 +184,5 @@ def test_a_member_leaves_only_when_the_new_one_has_the_range(tmp_path):
         assert await member_count() == 4, "nobody leaves for one that is down"
         assert await ask(client, RangeMove(stream_id, 0, (1, 2, 3))) == [True]
         assert await member_count() == 3
-
-    run(tmp_path, body, **NO_FALSE_ALARM)
-
-
-def test_ranges_that_cannot_move_are_refused(tmp_path):
-    """Rule: move-ranges-refused."""
-
-    async def body(cluster, client):
-        one, two = await client.create_streams([StreamSpec("one"), StreamSpec("two", 2)])
-        await seal(cluster, one.stream_id)
-        await seal(cluster, two.stream_id)
-        for move, error, text in (
-            (RangeMove(one.stream_id, 0, (2,)), InvalidRequestError, "has one replica, and stays"),
-            (RangeMove(one.stream_id, 1, (2,)), RangeOpenError, "moves as range -1"),
-            (RangeMove(one.stream_id, 9, (2,)), RangeNotFoundError, "has no range 9"),
-            (RangeMove(two.stream_id, 0, (2, 2)), InvalidRequestError, "name 2 different ones"),
-            (RangeMove(two.stream_id, 0, (2, 9)), InvalidRequestError, "has the id 9"),
-            (RangeMove(77, -1, (1,)), NotFoundError, "77 does not exist"),
-        ):
-            with pytest.raises(error, match=text):
-                await ask(client, move)
-        twice = RangeMove(two.stream_id, -1, (1, 2)), RangeMove(two.stream_id, 0, (1, 2))
-        with pytest.raises(InvalidRequestError, match="names a stream twice"):
-            await ask(client, *twice)
 
     run(tmp_path, body, **NO_FALSE_ALARM)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from sbp_core.client import AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
+from sbp_core.client import AppendItem, Client, RetryPolicy
 from sbp_core.errors import ConnectError, NotLeaderError
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
@@ -19,11 +19,9 @@ from sbp_core.wire.headers import DescribePlacementDriverClusterResponse
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS
 from tests.support.client import BlockingDriver
-from tests.support.cluster import rows_batch, values_of
 from tests.support.placement_driver import cluster_of, follower_pd
 
 QUICK = RetryPolicy(budget_ms=20_000, backoff_ms=1, backoff_ms_max=20)
-HASTY = RetryPolicy(budget_ms=500, backoff_ms=1, backoff_ms_max=20)
 
 
 class Servers:
@@ -91,35 +89,6 @@ async def with_driver(endpoint, work, **options):
     return await asyncio.to_thread(call)
 
 
-def use_every_operation(driver):
-    (info,) = driver.do("create_streams", [StreamSpec("s")])
-    stream_id = info.stream_id
-    driver.do("append", [AppendItem(stream_id, rows_batch([b"a", b"b"]))])
-    driver.do("seal_streams", [stream_id])
-    driver.do("append", [AppendItem(stream_id, rows_batch([b"c"]))])
-    driver.do("trim_streams", {stream_id: 1})
-    (bounds,) = driver.do("stream_bounds", [stream_id])
-    assert (bounds.start_offset, bounds.next_offset) == (1, 3)
-    (outcome,) = driver.fetch([FetchItem(stream_id, 2, None, 1 << 20)])
-    assert values_of(outcome.payload) == [(2, b"c")]
-    assert driver.do("list_streams") == [info]
-    assert driver.do("ping") > 0
-    driver.do("delete_streams", ["s"])
-
-
-@pytest.mark.parametrize("is_system_error", [False, True], ids=["status", "system error"])
-def test_the_leader_is_asked_from_then_on(tmp_path, is_system_error):
-    async def body(follower):
-        async with running(tmp_path, follower):
-            follower.asked.clear()
-            await with_driver(follower.endpoint, use_every_operation)
-            assert follower.asked[Opcode.CREATE_STREAMS] == 1
-            del follower.asked[Opcode.CREATE_STREAMS]
-            assert follower.asked.keys() <= {Opcode.HEARTBEAT, Opcode.REPORT_METRICS}
-
-    run(body, is_system_error=is_system_error)
-
-
 def test_threads_that_share_a_client_share_what_it_learned(tmp_path):
     async def body(follower):
         async with running(tmp_path, follower):
@@ -135,85 +104,6 @@ def test_threads_that_share_a_client_share_what_it_learned(tmp_path):
 
             await asyncio.to_thread(work)
             assert follower.asked[Opcode.DESCRIBE_STREAMS] == 1
-
-    run(body)
-
-
-def test_when_the_leader_is_gone_the_given_one_names_the_next(tmp_path):
-    async def body(follower):
-        async with running(tmp_path, follower) as servers:
-            loop = asyncio.get_running_loop()
-
-            def move():
-                async def elsewhere():
-                    await servers.pd.stop()
-                    await servers.lead()
-
-                asyncio.run_coroutine_threadsafe(elsewhere(), loop).result(30)
-
-            def work(driver):
-                driver.do("create_streams", [StreamSpec("gone"), StreamSpec("kept")])
-                move()
-                driver.do("delete_streams", ["gone"])
-                return [info.name for info in driver.do("list_streams")]
-
-            assert await with_driver(follower.endpoint, work) == ["kept"]
-            assert follower.asked[Opcode.CREATE_STREAMS] == 1
-            assert follower.asked[Opcode.DESCRIBE_STREAMS] == 1
-            assert follower.asked[Opcode.DELETE_STREAMS] == 0
-            await until(lambda: servers.pd.live_server_count == 1)
-
-    run(body)
-
-
-def test_when_the_given_one_is_gone_too_the_others_are_asked(tmp_path):
-    async def body(follower):
-        async with AsyncExitStack() as stack, running(tmp_path, follower) as servers:
-            given = await stack.enter_async_context(follower_pd())
-            given.name(servers.pd.endpoint, follower.endpoint)
-            loop = asyncio.get_running_loop()
-
-            async def disaster():
-                await stack.aclose()
-                await servers.pd.stop()
-                await servers.lead()
-
-            def work(driver):
-                driver.do("create_streams", [StreamSpec("before")])
-                asyncio.run_coroutine_threadsafe(disaster(), loop).result(30)
-                return [info.name for info in driver.do("list_streams")]
-
-            assert await with_driver(given.endpoint, work) == ["before"]
-
-    run(body)
-
-
-def test_placement_drivers_that_are_down_are_passed_over(tmp_path):
-    """Without a retry: nothing was sent to one that refuses the connection."""
-
-    async def body(follower):
-        async with AsyncExitStack() as stack, running(tmp_path, follower) as servers:
-            downs = [await stack.enter_async_context(follower_pd()) for _ in range(2)]
-            await stack.aclose()
-            given = ",".join([*(each.endpoint for each in downs), servers.pd.endpoint])
-
-            def work(driver):
-                assert driver.do("ping") > 0
-                use_every_operation(driver)
-                return driver.client.endpoint
-
-            once = RetryPolicy(budget_ms=0)
-            assert await with_driver(given, work, retry=once) == servers.pd.endpoint
-            assert await with_driver(given, use_every_operation, retry=once) is None
-
-            def fail(driver):
-                with pytest.raises(ConnectError) as caught:
-                    driver.do("list_streams")
-                return str(caught.value)
-
-            message = await with_driver(given.rpartition(",")[0], fail, retry=once)
-            assert "DESCRIBE_STREAMS at " in message
-            assert all(down.endpoint in message for down in downs)
 
     run(body)
 
@@ -244,50 +134,6 @@ def test_a_range_server_joins_the_leader_and_beats_at_all_that_it_was_given(tmp_
                 assert not servers.range_server.failed.done()
             finally:
                 await servers.stop()
-
-    run(body)
-
-
-def test_placement_drivers_that_name_each_other_are_given_up():
-    async def body(follower):
-        async with follower_pd() as other:
-            follower.name(other.endpoint)
-            other.name(follower.endpoint)
-
-            def work(driver):
-                with pytest.raises(NotLeaderError) as caught:
-                    driver.do("list_streams")
-                return str(caught.value)
-
-            text = await with_driver(follower.endpoint, work, retry=HASTY)
-            for part in ("DESCRIBE_STREAMS at 127", "tries", follower.endpoint, other.endpoint):
-                assert part in text
-            counts = [each.asked[Opcode.DESCRIBE_STREAMS] for each in (follower, other)]
-            assert min(counts) >= 1
-            assert max(counts) - min(counts) <= 1
-
-    run(body)
-
-
-@pytest.mark.parametrize(
-    "named",
-    [
-        None,
-        "127.0.0.1:0",
-        pytest.param("nowhere", marks=pytest.mark.exhaustive),
-        pytest.param("x" * 1000, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_leader_that_is_no_address_is_not_followed(named):
-    async def body(follower):
-        follower.name(named)
-
-        def work(driver):
-            with pytest.raises(NotLeaderError, match=f"at {follower.endpoint}.*not the leader"):
-                driver.do("list_streams")
-
-        await with_driver(follower.endpoint, work, retry=HASTY)
-        assert follower.asked[Opcode.DESCRIBE_STREAMS] > 1
 
     run(body)
 
@@ -361,20 +207,5 @@ def test_range_servers_send_heartbeats_and_load_metrics_to_all_pd_nodes(tmp_path
             await until(lambda: servers.pd.live_server_count == 1)
         finally:
             await servers.stop()
-
-    run(body)
-
-
-def test_a_range_server_joins_and_beats_at_the_leader(tmp_path):
-    async def body(follower):
-        async with running(tmp_path, follower) as servers:
-            assert servers.pd.live_server_count == 1
-            assert follower.asked[Opcode.ALLOCATE_ID] == 1
-            first = servers.pd.endpoint
-            await servers.pd.stop()
-            await servers.lead()
-            assert servers.pd.endpoint != first
-            await until(lambda: servers.pd.live_server_count == 1)
-            assert not servers.range_server.failed.done()
 
     run(body)

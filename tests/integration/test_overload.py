@@ -135,23 +135,6 @@ def test_appends_to_a_full_disk_are_refused_and_the_rest_is_done_once(tmp_path, 
     run(body, tmp_path, memory_bytes=CONNECTIONS * APPENDS * COST_BYTES)
 
 
-def test_requests_beyond_the_capacity_wait_and_are_done_once(tmp_path):
-    async def body(bench):
-        bench.offer()
-        while bench.budget.waiting_count < CONNECTIONS:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        assert bench.answered_count == 0
-        assert bench.budget.peak_bytes > (3 * ROOM // 4 - 1) * COST_BYTES, "memory of one address"
-        bench.disk.gate.set()
-        answers = {value: (await call)[1] for value, call in bench.calls.items()}
-        assert {result.status.code for result in answers.values()} == {0}
-        offsets = {value: result.base_offset for value, result in answers.items()}
-        assert await bench.stored() == {b"first": 0} | offsets
-        assert bench.budget.peak_bytes <= ROOM * COST_BYTES
-
-    run(body, tmp_path, memory_bytes=ROOM * COST_BYTES)
-
-
 def test_requests_whose_callers_left_are_dropped_before_they_start(tmp_path):
     """The memory that a request waits for is free after the deadline of the request."""
 
@@ -196,23 +179,6 @@ def test_a_server_that_stops_finishes_what_waits_for_room(tmp_path, monkeypatch)
         assert sorted(done) == list(range(1, len(done) + 1))
         assert len(done) >= ROOM
         assert len(done) + len(refused) == len(bench.calls)
-
-    run(body, tmp_path, memory_bytes=ROOM * COST_BYTES)
-
-
-def test_connections_that_end_give_back_what_they_waited_for(tmp_path):
-    async def body(bench):
-        bench.offer()
-        while bench.budget.waiting_count < CONNECTIONS:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        for client in bench.clients[1:]:
-            client._writer.transport.abort()
-        bench.disk.gate.set()
-        answers = await asyncio.gather(*bench.calls.values(), return_exceptions=True)
-        for _, result in answers[:APPENDS]:
-            assert result.status.code == 0
-        while bench.budget.taken_bytes or bench.budget.is_contended:  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
     run(body, tmp_path, memory_bytes=ROOM * COST_BYTES)
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from contextlib import asynccontextmanager
 
 import pytest
 
-from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec, Transaction, TxnPart
 from sbp_core.cluster import Cluster
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     NotFoundError,
-    RangeSealedError,
-    TxnEndedError,
-    TxnIncompleteError,
     WriterGapError,
 )
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.peers.transactions import (
     Ended,
     TxnEnd,
@@ -30,7 +23,6 @@ from sbp_core.peers.transactions import (
 )
 from sbp_core.wire.txn_id import copy_of
 from tests.support.cluster import DrivingClient, rows_batch, values_of
-from tests.support.machines import RangeServerProcess
 
 
 def run(folder, body, **options):
@@ -54,17 +46,6 @@ def batches(stream_id, *names):
 async def create(client, name="s"):
     (stream,) = await client.create_streams([StreamSpec(name)])
     return stream.stream_id
-
-
-def staged_count(transaction):
-    return sum(part.record_count for part in transaction.parts())
-
-
-async def eventually(is_so):
-    give_up_at = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < give_up_at, "it did not happen in time"
-        await asyncio.sleep(0.001)
 
 
 async def server_of(client, stream_id, range_index=-1):
@@ -91,67 +72,6 @@ async def staged_text(client, server, part):
     """The staged batches, as they are read for a copy."""
     found = [each async for frame in staged_batches(client, server, part) for each in frame]
     return b"".join(value for each in found for _, value in values_of(each)).decode()
-
-
-def test_many_streams_are_staged_and_ended_together(tmp_path):
-    async def body(client):
-        specs = [StreamSpec(f"s{number}") for number in range(40)]
-        streams = [each.stream_id for each in await client.create_streams(specs)]
-        transactions = [Transaction(f"p.0.{unique}") for unique in "xy"]
-        for transaction in transactions:
-            items = [item for each in streams for item in batches(each, "a", "bc")]
-            outcomes = await client.append(items, transaction=transaction)
-            assert {outcome.base_offset for outcome in outcomes} == {-1}
-        parts = transactions[0].parts()
-        assert parts == tuple(TxnPart("p.0.x", each, 0, 3, 2) for each in streams)
-        by_server = {}
-        for each in streams:
-            end = TxnEnd(each, 0, ("p.0.y", "p.0.x"), record_count=6)
-            by_server.setdefault(await server_of(client, each), []).append(end)
-        assert len(by_server) == 2
-        for server, ends in by_server.items():
-            for _ in range(2):
-                assert await end_txns(client, server, ends) == [Ended(0, 6)] * len(ends)
-        assert await text(client, streams[0]) == await text(client, streams[-1]) == "abcabc"
-
-    run(tmp_path, body)
-
-
-def test_a_transaction_goes_on_in_the_next_range_and_is_copied_there(tmp_path):
-    async def body(client):
-        stream_id = await create(client)
-        await create(client, "makes-the-other-server-busy")
-        await create(client, "makes-the-first-server-busier")
-        transaction = Transaction("p.0.x")
-        await client.append(batches(stream_id, "ab", "c"), transaction=transaction)
-        await client.seal_streams([stream_id])
-        await client.append(batches(stream_id, "d"), transaction=transaction)
-        first, second = transaction.parts()
-        assert (first, second) == (
-            TxnPart("p.0.x", stream_id, 0, 3, 2),
-            TxnPart("p.0.x", stream_id, 1, 1, 1),
-        )
-        old, new = [await server_of(client, stream_id, each) for each in (0, 1)]
-        copy = copy_of("p.0.x", 0)
-        end = TxnEnd(stream_id, 1, (copy, "p.0.x"), record_count=4)
-        (sealed,) = await end_txns(client, old, [TxnEnd(stream_id, 0, ("p.0.x",))])
-        assert isinstance(sealed, RangeSealedError)
-        (incomplete,) = await end_txns(client, new, [end])
-        assert isinstance(incomplete, TxnIncompleteError)
-        for _ in range(2):
-            await copy_staged(client, old, first, new, 1)
-        assert await staged_text(client, new, TxnPart(copy, stream_id, 1, 3)) == "abc"
-        for _ in range(2):
-            assert await end_txns(client, new, [end]) == [Ended(0, 4)]
-        with pytest.raises(TxnEndedError):
-            await copy_staged(client, old, first, new, 1)
-        drop = TxnEnd(stream_id, 0, ("p.0.x",), is_commit=False)
-        assert await end_txns(client, old, [drop]) == [Ended(-1, 3)]
-        assert await end_txns(client, old, [drop]) == [Ended(-1, 0)]
-        await copy_staged(client, old, first, new, 1)  # nothing is left, so nothing is copied
-        assert await text(client, stream_id) == "abcd"
-
-    run(tmp_path, body)
 
 
 def test_more_than_a_frame_is_copied(tmp_path):
@@ -191,76 +111,3 @@ def test_a_batch_that_cannot_be_staged_is_reported(tmp_path):
         assert await end_txns(client, server, []) == []
 
     run(tmp_path, body)
-
-
-@asynccontextmanager
-async def killable(folder):
-    """A range server as a process of its own, with a stream."""
-    pd = PlacementDriver(PlacementDriverSettings(data_dir=folder / "pd", port=0))
-    endpoint = await pd.start()
-    server = RangeServerProcess(folder / "rs", endpoint, heartbeat_interval_ms=50)
-    try:
-        async with server, DrivingClient(endpoint, folder) as client:
-            yield server, client, await create(client)
-    finally:
-        await pd.stop()
-
-
-def test_a_server_that_is_killed_in_between_forgets_nothing(tmp_path):
-    async def main():
-        async with killable(tmp_path) as (server, client, stream_id):
-            transaction = Transaction("t")
-            await client.append(batches(stream_id, "ab"), transaction=transaction)
-            for restart in range(2):
-                await server.kill()
-                await server.start()
-                await client.append(batches(stream_id, "c"), transaction=transaction)
-                (part,) = transaction.parts()
-                assert part.record_count == 3 + restart
-                assert await staged_text(client, server.endpoint, part) == "abc" + "c" * restart
-                assert await text(client, stream_id) == ""
-            end = TxnEnd(stream_id, 0, ("t",), record_count=4)
-            for _ in range(2):
-                assert await end_txns(client, server.endpoint, [end]) == [Ended(0, 4)]
-                assert await text(client, stream_id) == "abcc"
-                with pytest.raises(TxnEndedError):
-                    await stage(
-                        client, server.endpoint, part, 4, [batches(stream_id, "d")[0].batch]
-                    )
-                await server.kill()
-                await server.start()
-
-    asyncio.run(asyncio.wait_for(main(), limits.RETRY_BUDGET_MS / 1000))
-
-
-def test_a_server_that_is_killed_while_it_stages_and_ends_does_each_once(tmp_path):
-    """Requests that fail are retried until they are acknowledged."""
-
-    async def main():
-        async with killable(tmp_path) as (server, client, stream_id):
-            transaction = Transaction("t")
-            names = [f"{number:02}" for number in range(20)]
-
-            async def stage_all():
-                for name in names:
-                    await client.append(batches(stream_id, name), transaction=transaction)
-
-            staging = asyncio.create_task(stage_all())
-            for count in (2, 10):
-                await eventually(lambda count=count: staged_count(transaction) >= count)
-                await server.kill()
-                await server.start()
-            await staging
-            (part,) = transaction.parts()
-            assert part.record_count == 40
-            ending = asyncio.create_task(
-                end_txns(client, server.endpoint, [TxnEnd(stream_id, 0, ("t",), record_count=40)])
-            )
-            await server.kill()
-            await asyncio.gather(ending, return_exceptions=True)
-            await server.start()
-            end = TxnEnd(stream_id, 0, ("t",), record_count=40)
-            assert await end_txns(client, server.endpoint, [end]) == [Ended(0, 40)]
-            assert await text(client, stream_id) == "".join(names)
-
-    asyncio.run(asyncio.wait_for(main(), limits.RETRY_BUDGET_MS / 1000))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import re
 import shutil
 import time
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSpec
-from sbp_core.errors import NotFoundError, RangeNotFoundError, SbpError, StatusCode, StatusError
+from sbp_core.errors import StatusCode, StatusError
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
@@ -26,12 +23,10 @@ from sbp_core.wire.headers import (
     decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_spark.command import main as sbp
 from sbp_spark.reading.offsets import SourceOffset, StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.cluster import rows_batch, values_of
-from tests.support.queries import write_checkpoint
 from tests.support.warm import WarmCluster
 
 WAIT_SECONDS = 30
@@ -59,55 +54,6 @@ def read(cluster, stream_id):
         (outcome,) = client.fetch([FetchItem(stream_id, 0, None, 1 << 20)])
         assert outcome.error is None
         return [value for _, value in values_of(outcome.payload)]
-
-
-def wait_until_remembered(cluster):
-    """Wait until the range server knows the last commit."""
-    path = cluster.data_dir / "range-server-0" / DRIVER_COMMIT_NAME
-    before = path.read_bytes()
-    deadline = time.monotonic() + WAIT_SECONDS
-    while path.read_bytes() == before:
-        assert time.monotonic() < deadline
-        with Client(cluster.endpoint) as client:
-            client.create_streams([StreamSpec(f"later-{time.monotonic_ns()}")])
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("is_hot", [False, True])
-def test_metadata_that_were_put_back_are_refused_until_they_are_accepted(
-    cluster, tmp_path, is_hot, capsys
-):
-    driver, copy = cluster.data_dir / "placement-driver", tmp_path / "copy"
-    cluster.start()
-    a = create(cluster, "a", b"a1")
-    if not is_hot:
-        cluster.stop()
-    shutil.copytree(driver, copy)
-    if not is_hot:
-        cluster.start()
-    b = create(cluster, "b", b"b1")
-    wait_until_remembered(cluster)
-    cluster.stop()
-    shutil.rmtree(driver)
-    shutil.copytree(copy, driver)
-
-    for message in ("are an older copy", "commits may be missing"):
-        with pytest.raises(SbpError, match=message):
-            cluster.start()
-    assert main(["pd", "check", str(cluster.data_dir)]) == 1
-    assert re.search(r"range-server-0: knows commit \d+ of life", capsys.readouterr().out)
-    assert main(["pd", "accept", str(cluster.data_dir)]) == 0
-
-    cluster.start()
-    c = create(cluster, "c", b"c1")
-    assert c not in {a, b}
-    assert read(cluster, c) == [b"c1"]
-    assert read(cluster, a) == [b"a1"]
-    with pytest.raises((NotFoundError, RangeNotFoundError, AssertionError)):
-        read(cluster, b)
-    cluster.restart()
-    assert read(cluster, c) == [b"c1"]
-    cluster.stop()
 
 
 def test_a_stream_that_got_the_id_of_another_one_is_refused_where_that_is(cluster, tmp_path):
@@ -196,25 +142,6 @@ async def put_back_while_a_server_is_down(tmp_path):
     return b
 
 
-def test_a_server_that_was_down_accuses_metadata_that_were_put_back(tmp_path):
-    async def main():
-        await put_back_while_a_server_is_down(tmp_path)
-        async with (
-            placement_driver(tmp_path / "pd") as driver,
-            range_server(tmp_path / "two", driver),
-        ):
-            starting = asyncio.create_task(one(driver))
-            assert "are an older copy" in str(await driver.failed)
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
-
-    async def one(driver):
-        async with range_server(tmp_path / "one", driver):
-            pass
-
-    asyncio.run(asyncio.wait_for(main(), WAIT_SECONDS))
-
-
 def test_a_server_that_was_down_does_not_serve_its_records_as_those_of_another_stream(tmp_path):
     async def main():
         b = await put_back_while_a_server_is_down(tmp_path)
@@ -298,21 +225,4 @@ def test_a_query_misses_what_a_data_directory_lost_that_was_put_back_and_overtak
     assert query(cluster).latestOffset(after, ReadAllAvailable()) == after
     cluster.restart()
     assert query(cluster).latestOffset(after, ReadAllAvailable()) == after
-    cluster.stop()
-
-
-def test_the_command_reports_that_a_data_directory_was_put_back(cluster, tmp_path, capsys):
-    cluster.start()
-    create(cluster, "a", b"a0")
-    reader = query(cluster)
-    before = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    lost = before | {"store_commit": before["store_commit"] + 9}
-    without = {key: before[key] for key in ("streams", "version")}
-    for offset, is_put_back in ((before, False), (lost, True), (without, None)):
-        folder = write_checkpoint(tmp_path / str(is_put_back), offset, committed=1)
-        words = ["checkpoint", "show", str(folder), "--endpoint", cluster.endpoint]
-        assert sbp([*words, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["put_back"] is is_put_back
-        assert sbp(words) == 0
-        assert ("was restored from an older copy" in capsys.readouterr().out) is bool(is_put_back)
     cluster.stop()

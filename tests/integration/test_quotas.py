@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 import ssl
@@ -32,7 +31,6 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import until
 from tests.support.cluster import rows_batch
-from tests.support.disk import HeldDisk
 from tests.support.security import (
     ONCE,
     Authority,
@@ -180,58 +178,6 @@ def test_an_identity_above_its_rate_is_asked_to_wait_and_no_other_one_is(benched
     )
 
 
-def test_bytes_count_in_requests_and_in_answers(benched):
-    async def body(bench):
-        value = bytes(limits.KIB)
-        async with bench.client("etl") as writer, bench.client("dashboard") as reader:
-            assert await bench.append(writer, value) == 0
-            wait_ms = await bench.append(writer, bytes(40 * limits.KIB))
-            assert wait_ms > 0
-            assert await bench.fetch(writer) < wait_ms / 2, "it has no quota of answers"
-            assert await bench.append(reader, bytes(40 * limits.KIB)) == 0
-            assert await bench.fetch(reader) > 0
-
-    benched(
-        f"[quotas.etl]\nbytes_in_per_s = {32 * limits.KIB}\n"
-        f"[quotas.dashboard]\nbytes_out_per_s = {32 * limits.KIB}\n",
-        body,
-    )
-
-
-def test_a_new_connection_of_an_identity_above_its_quota_waits_too(benched):
-    """Its identity is known with its first request. The one that sent too much is closed."""
-
-    async def body(bench):
-        async with bench.client("etl") as first:
-            assert await bench.append(first, bytes(48 * limits.KIB)) > 0
-        async with bench.client("etl") as second:
-            append = asyncio.create_task(bench.append(second, b"x"))
-            while not any(each._incoming._kept for each in bench.listener._peers):
-                assert not append.done()
-                await asyncio.sleep(0)
-            await append
-
-    benched(f"[quotas.etl]\nbytes_in_per_s = {16 * limits.KIB}\n", body)
-
-
-def test_clients_wait_as_they_are_asked_and_nothing_fails(benched, caplog):
-    """They retry nothing, and give a call far less time than all of them take."""
-    caplog.set_level(logging.INFO, "sbp_core.client")
-    count = 3 * RATE
-
-    async def body(bench):
-        items = [AppendItem(bench.stream_id, rows_batch([b"x"]))]
-        async with bench.client("etl") as client:
-            await asyncio.gather(*(client.append(items) for _ in range(count)))
-        async with bench.client("dashboard") as reader:
-            assert await bench.end_offset(reader) == count
-
-        logged = f"throttled by the server server={bench.endpoint} "
-        assert caplog.text.count(logged) == 1
-
-    benched(f"[quotas.etl]\nrequests_per_s = {RATE}\n", body)
-
-
 def test_too_many_connections_of_an_identity_are_refused(benched, monkeypatch):
     monkeypatch.setattr(limits, "SPARED_CONNECTION_MS", 600_000)
     monkeypatch.setattr(limits, "UNUSED_CONNECTION_MS", 600_000)
@@ -254,36 +200,6 @@ def test_too_many_connections_of_an_identity_are_refused(benched, monkeypatch):
             assert bench.listener._quotas.refused_count == 2
 
     benched("[quotas.etl]\nconnections = 2\n", body)
-
-
-def test_requests_wait_for_the_memory_of_their_identity(benched):
-    disk = HeldDisk()
-    disk.gate.set()
-
-    async def body(bench):
-        def at_work():
-            return sum(len(each._work._tasks) for each in bench.listener._peers)
-
-        async with contextlib.AsyncExitStack() as opened:
-            clients = [await opened.enter_async_context(bench.client("etl")) for _ in range(3)]
-            other = await opened.enter_async_context(bench.client("dashboard"))
-            for each in (*clients, other):
-                await bench.append(each, b"x")
-            meter = bench.listener._quotas.meter_of("etl")
-            disk.gate.clear()
-            appends = [asyncio.create_task(bench.append(each, b"y")) for each in clients]
-            while len(meter._waiting) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            appends.append(asyncio.create_task(bench.append(other, b"z")))
-            while at_work() < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            assert at_work() == 2, "one of each identity"
-            disk.gate.set()
-            assert await asyncio.gather(*appends) == [0] * 4
-            assert await bench.end_offset(other) == 8
-            assert meter.has_memory
-
-    benched("[quotas.etl]\nmemory_bytes = 1\n", body, disk)
 
 
 def test_quotas_need_identities(tmp_path):

@@ -2,14 +2,12 @@
 
 import asyncio
 
-import pytest
-
 from sbp_core.errors import InvalidRequestError, WriterUnknownError
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 from tests.support.appends import end, one_stream, read_staged, send, staged, values
-from tests.support.cluster import Known, rows_batch
+from tests.support.cluster import Known
 from tests.support.data.batches import lying_batch
 
 
@@ -26,21 +24,6 @@ async def append(client, stream_id, *batches, **numbers):
     (answer,) = await client.ask(Opcode.APPEND, AppendRequest(0, infos), list(batches))
     results = sorted(answer.append_responses, key=lambda result: result.request_index)
     return [maybe_error(each.status) or each.base_offset for each in results]
-
-
-@pytest.mark.parametrize("encoding", ["rows", "columns", "opaque"])
-def test_a_million_records_in_seven_bytes_fail_alone_in_their_frame(tmp_path, encoding):
-    async def body():
-        async with one_stream(tmp_path) as (cluster, stream_id, client):
-            first, refused, last = await append(
-                client, stream_id, rows_batch([b"a"]), lying_batch(encoding), rows_batch([b"b"])
-            )
-            assert (first, last) == (0, 1)
-            assert isinstance(refused, InvalidRequestError)
-            assert "Nothing of this batch was stored" in refused.message
-            assert await values(cluster, stream_id) == ["a", "b"]
-
-    run(body())
 
 
 def test_a_writer_may_give_the_number_of_a_refused_batch_again(tmp_path):

@@ -8,22 +8,11 @@ from sbp_core.client import AppendItem, StreamSpec, StreamUpdate, Writer
 from sbp_core.errors import (
     LogError,
     NotFoundError,
-    RangeNotFoundError,
-    RangeSealedError,
-    StatusCode,
-    WriterGapError,
 )
 from sbp_core.log.cleaning import Cleaned, Cleaner
-from sbp_core.log.entry import Entry
 from sbp_core.log.states.range_states import RangeState
-from sbp_core.log.states.staged_states import drop_entry
-from sbp_core.records import with_base_offset, write_base_offset
-from sbp_core.replication import Prefix
-from sbp_core.segment_format import EntryKind
-from sbp_core.wire.headers import DescribeRangesRequest, RangeId
-from sbp_core.wire.opcodes import Opcode
-from tests.support.appends import end, send, stage
-from tests.support.clock import until
+from sbp_core.records import with_base_offset
+from tests.support.appends import end, stage
 from tests.support.cluster import (
     NO_FALSE_ALARM,
     append,
@@ -36,44 +25,6 @@ from tests.support.cluster import (
     seal,
 )
 from tests.support.log import bodies, staged_bodies
-from tests.support.wire import RawClient
-
-
-def test_what_is_acknowledged_is_on_two_disks_at_least(tmp_path):
-    async def body(cluster, client):
-        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
-        for number in range(20):
-            assert await append(client, stream.stream_id, b"%d" % number) == number
-            durable = [
-                each.durable.seq
-                for each in hosted_at(cluster, stream.stream_id, 0).values()
-                if each is not None
-            ]
-            assert sum(seq >= number + 1 for seq in durable) >= 2
-        assert await read_all(client, stream.stream_id) == [(n, b"%d" % n) for n in range(20)]
-        copies = hosted_at(cluster, stream.stream_id, 0).values()
-        await asyncio.to_thread(until, lambda: {each.next_offset for each in copies} == {20})
-        assert len({each.durable.digest for each in copies}) == 1
-
-    run(tmp_path, body)
-
-
-def test_a_sealed_range_is_the_same_on_all_servers(tmp_path):
-    async def body(cluster, client):
-        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
-        for number in range(5):
-            await append(client, stream.stream_id, b"%d" % number)
-        result = await seal(cluster, stream.stream_id)
-        assert (result.stream_range.range_index, result.stream_range.start_offset) == (1, 5)
-        copies = hosted_at(cluster, stream.stream_id, 0).values()
-        await asyncio.to_thread(
-            until, lambda: all(each.state is RangeState.SEALED for each in copies)
-        )
-        assert {each.end_offset for each in copies} == {5}
-        assert await append(client, stream.stream_id, b"5") == 5
-        assert await read_all(client, stream.stream_id) == [(n, b"%d" % n) for n in range(6)]
-
-    run(tmp_path, body)
 
 
 def test_a_server_that_stops_hands_its_ranges_over(tmp_path):
@@ -95,59 +46,6 @@ def test_a_server_that_stops_hands_its_ranges_over(tmp_path):
         cluster._range_servers.remove(primary)
 
     run(tmp_path, body, **NO_FALSE_ALARM)
-
-
-def test_a_batch_that_may_be_cut_is_no_repeat(tmp_path):
-    """One that is in the log of a secondary, and not known to be committed, is not acknowledged."""
-
-    async def body(cluster, client):
-        (stream,) = await client.create_streams(
-            [StreamSpec("copied", replica_count=3, ack_count=3)]
-        )
-        await append(client, stream.stream_id, b"0")
-        (placed,) = (await client.list_ranges([stream.stream_id]))[stream.stream_id]
-        primary, secondary, third = placed.servers
-        stopped = next(each for each in cluster._range_servers if each.endpoint == third)
-        await stopped.stop()
-        copy = hosted_at(cluster, stream.stream_id, 0)[secondary]
-        async with RawClient.at(primary) as first, RawClient.at(secondary) as second:
-            waiting = [
-                asyncio.create_task(send(first, stream.stream_id, "a")),
-                asyncio.create_task(stage(first, stream.stream_id, "t", "b")),
-            ]
-            await asyncio.to_thread(until, lambda: copy.durable.seq == 4)
-            (appended,) = await send(second, stream.stream_id, "a")
-            (staged,) = await stage(second, stream.stream_id, "t", "b")
-            assert not any(each.done() for each in waiting)
-            for each in waiting:
-                each.cancel()
-        assert isinstance(appended, RangeSealedError)
-        assert isinstance(staged, RangeNotFoundError)
-
-    run(tmp_path, body)
-
-
-def test_a_copy_that_may_lack_records_does_not_say_where_they_end(tmp_path):
-    """Rule: describe-range."""
-
-    async def body(cluster, client):
-        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
-        for number in range(5):
-            await append(client, stream.stream_id, b"%d" % number)
-        place = RangeId(stream.stream_id, 0)
-        codes = []
-        for endpoint, hosted in hosted_at(cluster, stream.stream_id, 0).items():
-            async with RawClient.at(endpoint) as server:
-                request = DescribeRangesRequest(ranges=(place,))
-                (answer,) = await server.ask(Opcode.DESCRIBE_RANGE, request)
-            (result,) = answer.describe_responses
-            codes.append(result.status.code)
-            is_primary = hosted is not None and hosted.is_led
-            assert (result.stream_range is not None) == is_primary
-        expected = [StatusCode.NONE, *[StatusCode.RANGE_NOT_FOUND] * 2]
-        assert sorted(codes) == sorted(expected)
-
-    run(tmp_path, body)
 
 
 IMPATIENT = {
@@ -260,42 +158,6 @@ def test_a_drain_says_what_it_waits_for(tmp_path, range_servers, obstacle):
 
     soon = {"heartbeat_interval_ms": 100, "heartbeat_timeout_ms": 1_000}
     run(tmp_path, body, range_servers=range_servers, **soon)
-
-
-def test_nothing_is_appended_behind_a_fence_that_came_in_between(tmp_path):
-    """Entries behind the end of a transaction wait for the disk, and are refused then."""
-
-    async def body(cluster, client):
-        (stream,) = await client.create_streams([StreamSpec("copied", replica_count=3)])
-        await append(client, stream.stream_id, b"0")
-
-        def stored():
-            hosted = hosted_at(cluster, stream.stream_id, 0).values()
-            return {each and each.durable.seq for each in hosted}
-
-        await asyncio.to_thread(until, lambda: stored() == {1})
-        copies = hosted_at(cluster, stream.stream_id, 0)
-        server, copy = next(
-            (each, copies[each.endpoint])
-            for each in cluster._range_servers
-            if not copies[each.endpoint].is_led
-        )
-        secondary = server._secondary
-        drop = drop_entry(stream.stream_id, 0, ["t"])
-        late = bytearray(rows_batch([b"late"]))
-        write_base_offset(late, 1)
-        batch = Entry(EntryKind.BATCH, stream.stream_id, 0, 1, 1, late)
-        appending = secondary.append(copy, copy.durable, [drop, batch])
-        await asyncio.sleep(0)  # the end is submitted, and the batch waits for it
-        await server._host.seal(stream.stream_id, 0)
-        with pytest.raises(RangeSealedError):
-            await appending
-        logged = server._log.maybe_range((stream.stream_id, 0))
-        assert (logged.state, logged.prefix.seq) == (RangeState.FENCED, 2)
-        with pytest.raises(WriterGapError):
-            await secondary.append(copy, Prefix(), [batch])
-
-    run(tmp_path, body)
 
 
 @pytest.mark.parametrize("trimmed", [0, 6])

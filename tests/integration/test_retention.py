@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sbp_core import limits
-from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec, StreamUpdate
+from sbp_core.client import EARLIEST, AppendItem, FetchItem, StreamSpec
 from sbp_core.errors import ConnectError, LogCorruptionError, OffsetOutOfRangeError
 from sbp_core.rangeserver.fetching.batch_finder import BatchFinder
 from sbp_core.rangeserver.membership import Membership
@@ -150,61 +149,6 @@ async def look(cluster: CoreCluster, clock: LeapingClock, stream_id: int) -> Non
     assert await start_of(cluster, stream_id) == 0
 
 
-def test_a_clock_that_leaps_removes_nothing_for_ten_minutes(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = LeapingClock()
-        async with cluster_on(tmp_path, clock) as cluster:
-            stream_id = await create(cluster, retention_period_ms=HOUR_MS)
-            await append(cluster, stream_id, 10)
-            for clock.is_ahead in (True, False, True):
-                await look(cluster, clock, stream_id)
-        async with cluster_on(tmp_path, clock) as cluster:  # a restart is no shorter way
-            await look(cluster, clock, stream_id)
-            clock.skipped_ms += limits.CLOCK_EVEN_MS // 2
-            await look(cluster, clock, stream_id)
-            clock.skipped_ms += limits.CLOCK_EVEN_MS // 2
-            await check_begins_at(cluster, stream_id, 10, 10)
-
-    asyncio.run(main())
-
-
-def test_after_a_restart_records_go_at_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = LeapingClock()
-        async with cluster_on(tmp_path, clock) as cluster:
-            stream_id = await create(cluster, retention_period_ms=HOUR_MS)
-            await append(cluster, stream_id, 10)
-            for _ in range(8):  # records of an hour ago, by a clock that goes evenly
-                clock.skipped_ms += limits.CLOCK_EVEN_MS * 3 // 4
-                wanted = clock.look_count + 30
-                await until(lambda at=wanted: clock.look_count > at, True)
-            await check_begins_at(cluster, stream_id, 10, 10)
-            await append(cluster, stream_id, 10)
-        async with cluster_on(tmp_path, clock) as cluster:
-            await cluster.client.update_streams([StreamUpdate(stream_id, retention_period_ms=1)])
-            await check_begins_at(cluster, stream_id, 20, 20)
-
-    asyncio.run(main())
-
-
-def test_the_oldest_records_go_when_there_are_too_many(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster_on(tmp_path) as cluster:
-            stream_id = await create(cluster)
-            await append(cluster, stream_id, 50)
-            before = blocks(tmp_path)
-            size = len(rows_batch([bytes(BATCH_BYTES)], stream_id)) + 37
-            await cluster.client.update_streams(
-                [StreamUpdate(stream_id, retention_bytes=5 * size + 1)]
-            )
-            await check_begins_at(cluster, stream_id, 45, 50)
-            await until(lambda: blocks(tmp_path) < before / 2, True)
-            await cluster.client.update_streams([StreamUpdate(stream_id, retention_bytes=1)])
-            await check_begins_at(cluster, stream_id, 49, 50)
-
-    asyncio.run(main())
-
-
 def test_the_placement_driver_learns_of_it_also_after_it_was_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,20 +172,6 @@ def test_the_placement_driver_learns_of_it_also_after_it_was_down(
             clock.shift_ms = 2 * HOUR_MS
             await check_begins_at(cluster, stream_id, 3, 3)
         assert refused == 2
-
-    asyncio.run(main())
-
-
-def test_a_deleted_stream_frees_its_space(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with cluster_on(tmp_path) as cluster:
-            stream_id, kept = await create(cluster), await create(cluster)
-            await append(cluster, stream_id, 50)
-            await append(cluster, kept, 3, 10)
-            before = blocks(tmp_path)
-            await cluster.client.delete_streams([stream_id])
-            await until(lambda: blocks(tmp_path) < before / 3, True)
-            assert len(await cluster.read(kept)) == 3
 
     asyncio.run(main())
 

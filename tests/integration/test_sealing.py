@@ -81,49 +81,6 @@ def test_appends_and_fetches_follow_a_stream_from_range_to_range(tmp_path):
     run(tmp_path, body)
 
 
-def test_a_repeated_seal_is_answered_with_the_writable_range(tmp_path):
-    async def body(cluster, client, pd):
-        (stream,) = await client.create_streams([StreamSpec("sealed")])
-        await append(client, stream.stream_id, b"a")
-        first, second = await asyncio.gather(
-            seal(pd, stream.stream_id, 0), seal(pd, stream.stream_id, 0)
-        )
-        assert first.stream_range.range_index == second.stream_range.range_index == 1
-        again = await seal(pd, stream.stream_id, 0)
-        assert again.stream_range == first.stream_range
-        unknown = await seal(pd, stream.stream_id, 5)
-        assert unknown.status.code == StatusCode.RANGE_NOT_FOUND
-        nowhere = await seal(pd, 404)
-        assert nowhere.status.code == StatusCode.NOT_FOUND
-
-    run(tmp_path, body)
-
-
-def test_writers_that_race_with_seals_lose_nothing(tmp_path):
-    async def body(cluster, client, pd):
-        (stream,) = await client.create_streams([StreamSpec("raced")])
-
-        appended = {}
-        has_progress = asyncio.Event()
-
-        async def write():
-            async with AsyncClient(cluster.endpoints.pd) as writer:
-                for number in range(60):
-                    value = b"%d" % number
-                    appended[await append(writer, stream.stream_id, value)] = value
-                    has_progress.set()
-
-        writing = asyncio.create_task(write())
-        while len(appended) < 60:
-            await has_progress.wait()
-            has_progress.clear()
-            assert (await seal(pd, stream.stream_id)).status.code == StatusCode.NONE
-        await writing
-        assert await read_all(client, stream.stream_id) == sorted(appended.items())
-
-    run(tmp_path, body)
-
-
 def test_a_server_that_is_down_is_named_and_the_range_stays_open(tmp_path):
     async def body(cluster, client, pd):
         (stream,) = await client.create_streams([StreamSpec("stuck")])

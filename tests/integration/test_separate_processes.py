@@ -13,16 +13,13 @@ from subprocess import PIPE
 import pytest
 
 from sbp_core.cli.main import main
-from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, RetryPolicy, StreamSpec
+from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.errors import SbpError
-from sbp_spark.client_pool import first_contact
-from sbp_spark.options.source import parse_source_options
 from tests.support.cluster import rows_batch, values_of
 from tests.support.placement_driver import follower_pd
 from tests.support.warm import WarmCluster, sbp
 
 TIMEOUT_SECONDS = 60
-ONCE = RetryPolicy(budget_ms=0)
 
 
 class Server:
@@ -125,16 +122,6 @@ def test_commands_accept_several_placement_drivers(tmp_path, down, monkeypatch, 
         assert json.loads(capsys.readouterr().out)["endpoint"] == driver.endpoint
 
 
-def test_the_connector_passes_over_a_placement_driver_that_is_down(tmp_path, down):
-    with running(tmp_path, "pd") as driver:
-        options = parse_source_options(
-            {"endpoint": f"{down},{driver.endpoint}", "streams": "s"}, streaming=False
-        )
-        with first_contact(options.servers) as client:
-            assert client.list_streams() == []
-            assert client.endpoint == driver.endpoint
-
-
 def test_separate_processes_serve_the_data_of_sbp_serve(tmp_path):
     """The folders are the same: a cluster of one process becomes one of several, and back."""
     with WarmCluster(tmp_path) as cluster:
@@ -180,44 +167,6 @@ def test_a_range_server_that_waits_for_its_placement_driver_can_be_stopped(tmp_p
     finally:
         server.process.kill()
         server.process.communicate()
-
-
-def test_the_leader_that_another_one_names_is_followed(tmp_path):
-    async def body():
-        with running(tmp_path, "pd") as driver:
-            async with follower_pd() as follower:
-                follower.name(driver.endpoint)
-                server = await asyncio.to_thread(
-                    Server, tmp_path, "range-server", "--pd", follower.endpoint
-                )
-                try:
-                    await asyncio.to_thread(server.wait_until_ready)
-                    await asyncio.to_thread(write_and_read, follower.endpoint)
-                finally:
-                    server.process.kill()
-                    await asyncio.to_thread(server.process.communicate)
-
-    asyncio.run(asyncio.wait_for(body(), TIMEOUT_SECONDS))
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["pd"], "data_dir is not set; give --data-dir DIR"),
-        (["range-server", "--data-dir", "x"], "placement_driver is not set; give --pd HOST:PORT"),
-        (["range-server", "--data-dir", "x", "--pd", "a:1,b"], "'b' is not host:port"),
-        (["pd", "--data-dir", "x", "--name", "a b"], "name: expected letters"),
-        (["pd", "--data-dir", "x", "--advertise", "a"], "'a' is not host:port"),
-        (["pd", "--data-dir", "x", "--host", "0.0.0.0"], "set advertise_host"),
-        (["pd", "--data-dir", "x", "--host", "10.0.0.5"], "allow it with --insecure"),
-    ],
-)
-def test_settings_that_cannot_work(words, named, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    error = refused(*words)
-    assert named in error
-    assert error.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def lock(folder: Path) -> None:

@@ -6,8 +6,6 @@ import fcntl
 import json
 import os
 import pty
-import resource
-import shutil
 import signal
 import socket
 import stat
@@ -17,26 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from sbp_core import limits, processes
-from sbp_core.cli import serve as serve_command
+from sbp_core import processes
 from sbp_core.cli import serving
-from sbp_core.cli.config import ServeSettings
-from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.client import (
-    EARLIEST,
     AppendItem,
     AsyncClient,
     Client,
-    FetchItem,
     RetryPolicy,
     StreamSpec,
 )
 from sbp_core.cluster import Cluster, Endpoints, LocalCluster
 from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError, SbpError
-from sbp_core.log.entry import COMMIT_BYTES
-from sbp_core.records import encode_envelope, split_envelopes
-from sbp_core.segment_format import ENTRY_PREFIX_BYTES, SEGMENT_HEADER_BYTES
+from sbp_core.records import encode_envelope
 from tests.support.warm import WarmCluster, WarmProcess
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
@@ -69,12 +60,6 @@ def append(client: Client, stream_id: int, body: bytes) -> int:
     )
     (outcome,) = client.append([AppendItem(stream_id, batch)])
     return outcome.base_offset
-
-
-def bodies(client: Client, stream_id: int) -> list[bytes]:
-    (outcome,) = client.fetch([FetchItem(stream_id, EARLIEST, None, 1 << 20)])
-    assert outcome.error is None
-    return [bytes(envelope.body) for envelope in split_envelopes(outcome.payload)]
 
 
 def test_serving_from_the_first_line_to_sigterm(tmp_path):
@@ -122,81 +107,6 @@ def test_the_ports_of_a_cluster_that_is_down_are_given_to_no_other(tmp_path, mon
         assert second.endpoint == first.endpoint
 
 
-def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path):
-    with WarmCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
-        endpoints = (cluster.endpoint, cluster.range_servers)
-        (info,) = client.create_streams([StreamSpec("kept")])
-        written = [b"%d" % number for number in range(20)]
-        assert [append(client, info.stream_id, body) for body in written] == list(range(20))
-        first_pid = cluster.pid
-        cluster.kill()
-        (segment,) = (tmp_path / "range-server-0" / "log").glob("*.log")
-        with segment.open("ab") as file:
-            file.write(b"torn")
-        cluster.restart()
-        assert (cluster.endpoint, cluster.range_servers) == endpoints
-        assert cluster.pid != first_pid
-        assert bodies(client, info.stream_id) == written
-        assert append(client, info.stream_id, b"after") == 20
-        cluster.restart()
-        assert client.describe_streams(["kept"]) == [info]
-        assert bodies(client, info.stream_id) == [*written, b"after"]
-    log = cluster.log_path.read_text()
-    assert log.count("cut 4 bytes that were never synced") == 2, "one is printed, one is an event"
-    assert str(segment) in log
-    assert not (tmp_path / "ready.json").exists()
-
-
-def test_a_damaged_snapshot_is_named_and_everything_is_served(tmp_path):
-    cluster = WarmCluster(tmp_path).start()
-    with Client(cluster.endpoint) as client:
-        (info,) = client.create_streams([StreamSpec("kept")])
-        append(client, info.stream_id, b"before")
-    cluster.stop()
-    (segment,) = (tmp_path / "range-server-0" / "log").glob("*.log")
-    data = bytearray(segment.read_bytes())
-    entry = SEGMENT_HEADER_BYTES + COMMIT_BYTES
-    data[entry + ENTRY_PREFIX_BYTES - 1] ^= 1
-    segment.write_bytes(data)
-    with cluster, Client(cluster.endpoint) as client:
-        assert append(client, info.stream_id, b"after") == 1
-        assert bodies(client, info.stream_id) == [b"before", b"after"]
-    assert f"{segment} is damaged at log position {entry}: nothing" in cluster.log_path.read_text()
-
-
-def test_a_log_that_cannot_be_written_ends_the_server(tmp_path):
-    cluster = WarmCluster(tmp_path).start()
-    with Client(cluster.endpoint, retry=RetryPolicy(budget_ms=0)) as client:
-        (info,) = client.create_streams([StreamSpec("a")])
-        append(client, info.stream_id, b"fits")
-        resource.prlimit(cluster.pid, resource.RLIMIT_FSIZE, (limits.MIB, limits.MIB))
-        with pytest.raises(SbpError):
-            append(client, info.stream_id, bytes(limits.MIB))
-    cluster._process.wait(TIMEOUT_SECONDS)
-    with pytest.raises(SbpError, match="exit code 1"):
-        cluster.stop()
-    last_line = cluster.log_path.read_text().splitlines()[-1]
-    assert last_line.startswith("sbp: ")
-    assert "EFBIG" in last_line
-    assert not (tmp_path / "ready.json").exists()
-    cluster.start()
-    with Client(cluster.endpoint) as client:
-        assert bodies(client, info.stream_id) == [b"fits"]
-    cluster.stop()
-
-
-def test_a_folder_without_the_metadata_of_its_cluster_is_refused(tmp_path):
-    with WarmCluster(tmp_path):
-        pass
-    shutil.rmtree(tmp_path / "placement-driver")
-    stale = tmp_path / "stale.json"
-    stale.write_text("stale")
-    error = refused(serve(tmp_path, "--ready-file", str(stale)))
-    assert "the metadata of that are gone. Nothing was changed" in error
-    assert not (tmp_path / "placement-driver").exists()
-    assert not stale.exists()
-
-
 def test_a_folder_and_a_port_that_are_in_use(tmp_path):
     ready_path = tmp_path / "ready.json"
     with WarmCluster(tmp_path) as cluster:
@@ -211,16 +121,6 @@ def test_a_folder_and_a_port_that_are_in_use(tmp_path):
             assert port in refused(serve(tmp_path / "other", option, port))
         with Client(cluster.endpoint) as client:
             assert client.ping() > 0
-
-
-def test_configuration_that_cannot_work(tmp_path):
-    config = tmp_path / "server.toml"
-    config.write_text("[serve]\ndata_dri = 1\n")
-    assert "did you mean data_dir?" in refused(serve(tmp_path / "data", "--config", str(config)))
-    config.write_text("")
-    assert str(config) in refused(serve(config))
-    directory = refused(serve(tmp_path / "data", "--ready-file", str(tmp_path)))
-    assert "ready_file" in directory
 
 
 def test_ports_of_a_configuration_file(tmp_path):
@@ -320,28 +220,6 @@ def test_an_error_in_the_body_ends_the_server_too():
     with pytest.raises(RuntimeError, match="not running"):
         _ = clusters[0].pid
     assert not clusters[0].data_dir.exists()
-
-
-def test_a_signal_while_starting_ends_the_start(tmp_path, monkeypatch):
-    was_stopped = []
-
-    async def start_for_ever(cluster):
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            was_stopped.append(True)
-
-    monkeypatch.setattr(Cluster, "start", start_for_ever)
-    monkeypatch.setattr(serving, "watch_signals", lambda stopping: stopping.set_result(None))
-    settings = ServeSettings(ClusterSettings(tmp_path))
-    asyncio.run(
-        serving._serve(
-            *(serve_command.SERVE, settings, serving.ReadyFile(None), {}),
-            manager=ServiceManager({}),
-            until_stdin_closes=False,
-        )
-    )
-    assert was_stopped
 
 
 def test_standard_input_that_cannot_be_watched(tmp_path):

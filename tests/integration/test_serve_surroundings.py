@@ -8,10 +8,7 @@ import stat
 import subprocess
 import sys
 
-import pytest
-
 from sbp_core.client import Client
-from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME, read_driver_commit
 from tests.support.warm import WarmProcess
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
@@ -114,35 +111,6 @@ def test_an_empty_path_is_not_the_working_directory(tmp_path):
     assert (refusal.returncode, refusal.stdout) == (2, "")
     assert "data_dir in [serve]: the path is empty" in refusal.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["server.toml"]
-
-
-@pytest.mark.parametrize("name", ["metadata.sqlite", "pd.lock"])
-def test_a_fifo_in_the_data_directory_is_named_and_not_waited_for(tmp_path, name):
-    folder = tmp_path / "data" / "placement-driver"
-    folder.mkdir(mode=0o700, parents=True)
-    os.mkfifo(folder / name)
-    assert "it is not a regular file" in refused(serve(tmp_path))
-
-
-def test_a_fifo_in_place_of_the_last_commit_known_is_not_waited_for(tmp_path, caplog):
-    os.mkfifo(tmp_path / DRIVER_COMMIT_NAME)
-    assert read_driver_commit(tmp_path / DRIVER_COMMIT_NAME) == (-1, None)
-    assert "not a regular file" in caplog.text
-
-
-def test_everything_that_is_stored_is_the_owners(tmp_path):
-    before = os.umask(0)
-    try:
-        process = serve(tmp_path)
-    finally:
-        os.umask(before)
-    with process:
-        while b"serving" not in process.stdout.readline():
-            assert process.poll() is None
-        paths = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
-        modes = {stat.S_IMODE(path.stat().st_mode) for path in paths}
-        assert "made private" not in stopped(process)
-    assert modes == {0o700, 0o600}
 
 
 def test_a_data_directory_that_others_may_write_to_is_warned_about(tmp_path):

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from contextlib import asynccontextmanager
 
-import pytest
-
-from sbp_core.client import AppendItem, AsyncClient, StreamSpec, Transaction
-from sbp_core.errors import (
-    AlreadyExistsError,
-    PermissionDeniedError,
-    StatusCode,
-)
+from sbp_core.client import AppendItem, AsyncClient, StreamSpec
 from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.wire.headers import ClientRole, HeartbeatRequest
-from sbp_core.wire.headers import RangeServer as RangeServerTable
-from sbp_core.wire.opcodes import Opcode
-from tests.support.appends import end
-from tests.support.cluster import Known, core_cluster, rows_batch
+from tests.support.cluster import Known, rows_batch
 from tests.support.machines import RangeServerProcess
-from tests.support.metadata import altered_metadata
-from tests.support.wire import RawClient
 
 SECONDS = 60
 LONG_MS = 600_000
@@ -135,92 +120,5 @@ def test_the_copy_of_a_data_directory_does_not_get_in_while_the_first_one_lives(
             await copy.stop()
         secret = Known.of(tmp_path / "rs").secret
         assert secret not in caplog.text
-
-    run(body)
-
-
-def test_a_server_whose_place_was_taken_while_it_stood_still_stops(tmp_path):
-    async def body():
-        async with placement_driver(tmp_path, heartbeat_timeout_ms=100) as driver:
-            first = range_server(tmp_path / "rs", driver)
-            await first.start()
-            shutil.copytree(tmp_path / "rs", tmp_path / "copy")
-            beating = first._membership._tasks
-            for task in beating:
-                task.cancel()
-            copy = range_server(tmp_path / "copy", driver)
-            await copy.start()
-            first._membership._tasks = (asyncio.create_task(first._membership._keep_beating()),)
-            assert isinstance(await first.failed, AlreadyExistsError)
-            assert not copy.failed.done()
-            await first.stop()
-            await copy.stop()
-
-    run(body)
-
-
-def test_directories_of_an_earlier_version_get_a_secret_and_keep_it(tmp_path):
-    async def before():
-        async with core_cluster(tmp_path) as cluster:
-            stream_id = await create(cluster.client)
-            assert await append(cluster.client, stream_id) == 0
-            return stream_id
-
-    stream_id = asyncio.run(before())
-    with altered_metadata(tmp_path / "pd") as connection:
-        connection.execute("DELETE FROM server_secrets")
-    (tmp_path / "rs" / DRIVER_COMMIT_NAME).unlink()  # an earlier version knows no commits
-    path = tmp_path / "rs" / "identity.json"
-    content = json.loads(path.read_text())
-    del content["server_secret"]
-    path.write_text(json.dumps(content))
-
-    async def after(transaction_number):
-        async with core_cluster(tmp_path) as cluster:
-            transaction = Transaction(f"p.{transaction_number}.x")
-            await cluster.client.append(
-                [AppendItem(stream_id, rows_batch([b"t"]))], transaction=transaction
-            )
-            async with RawClient.at(cluster.server.endpoint) as raw:
-                with pytest.raises(PermissionDeniedError):
-                    await end(raw, stream_id, transaction.parts()[0].txn_id)
-            decided = await cluster.client.commit_txn(
-                "p", transaction_number, transaction.parts(), record_count=1, digest=b"12345678"
-            )
-            assert decided.is_published
-            known = Known.of(tmp_path / "rs")
-            async with RawClient.at(cluster.pd.endpoint) as raw:
-                for secret in (None, "another"):
-                    beat = HeartbeatRequest(
-                        "forged",
-                        ClientRole.RANGE_SERVER,
-                        RangeServerTable(known.server_id, "127.0.0.1:9"),
-                        cluster_id=known.cluster_id,
-                        server_secret=secret,
-                    )
-                    (answer,) = await raw.ask(Opcode.HEARTBEAT, beat)
-                    assert answer.status.code == StatusCode.PERMISSION_DENIED
-            return known
-
-    first = asyncio.run(after(1))
-    assert asyncio.run(after(2)) == first
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_server_with_another_secret_stops_and_keeps_its_data(tmp_path):
-    async def body():
-        async with core_cluster(tmp_path):
-            pass
-        path = tmp_path / "rs" / "identity.json"
-        content = json.loads(path.read_text()) | {"server_secret": "another"}
-        path.write_text(json.dumps(content))
-        async with placement_driver(tmp_path) as driver:
-            server = range_server(tmp_path / "rs", driver)
-            with pytest.raises(
-                PermissionDeniedError, match=r"restore identity.json.*No data was changed"
-            ):
-                await server.start()
-            await server.stop()
-        assert json.loads(path.read_text()) == content
 
     run(body)

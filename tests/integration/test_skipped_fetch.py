@@ -19,7 +19,6 @@ from sbp_core.records import (
     decode_columns,
     maybe_kept_columns,
     order_key,
-    small_runs,
     split_envelopes,
 )
 from sbp_core.wire.headers import KeyBounds
@@ -71,47 +70,6 @@ def run(folder, body):
     asyncio.run(main())
 
 
-def check_one_day(found):
-    """All offsets are there, and the rows of the day that was asked for."""
-    assert [each.base_offset for each in found] == [ROWS * at for at in range(BATCHES)]
-    assert [each.record_count for each in found] == [ROWS] * BATCHES
-    sent = [each for each in found if not each.is_skipped]
-    assert [each.base_offset for each in sent] == [ROWS * WANTED]
-    assert decode_columns(sent[0], SCHEMA).equals(day(WANTED))
-    assert all(each.skipped_bytes > ROWS * 24 for each in found if each.is_skipped)
-    nothing = decode_columns(found[0], SCHEMA, ["x"])
-    assert (nothing.num_rows, nothing.schema.names) == (0, ["x"])
-
-
-def test_one_of_a_hundred_batches_is_sent(tmp_path):
-    async def body(cluster, stream_id):
-        await append_days(cluster.client, stream_id)
-
-        def check():
-            with Client(cluster.pd.endpoint) as client:
-                found, size_bytes = read(client, stream_id, (ONE_DAY,))
-                check_one_day(found)
-                assert size_bytes < 0.02 * BATCHES * ROWS * 24
-
-        await asyncio.to_thread(check)
-
-    run(tmp_path, body)
-
-
-def test_a_server_that_was_started_again_skips_what_it_reads_from_the_disk(tmp_path):
-    async def main():
-        async with core_cluster(tmp_path) as cluster:
-            (stream,) = await cluster.client.create_streams([StreamSpec("s")])
-            await append_days(cluster.client, stream.stream_id, [WANTED - 1, WANTED])
-        async with core_cluster(tmp_path) as cluster:
-            with Client(cluster.pd.endpoint) as client:
-                found, _ = await asyncio.to_thread(read, client, stream.stream_id, (ONE_DAY,))
-        assert [each.is_skipped for each in found] == [True, False]
-        assert decode_columns(found[1], SCHEMA).equals(day(WANTED))
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
 def test_filters_and_projections_go_together(tmp_path):
     kept = maybe_kept_columns(SCHEMA, pa.schema([("x", pa.float64())]))
 
@@ -125,26 +83,6 @@ def test_filters_and_projections_go_together(tmp_path):
             assert found[1].projection == kept.projection.kept
             assert found[1].statistics is not None
             assert decode_columns(found[1], kept.schema).num_rows == ROWS
-
-        await asyncio.to_thread(check)
-
-    run(tmp_path, body)
-
-
-def test_batches_without_statistics_small_ones_and_other_schemas_are_sent(tmp_path):
-    async def body(cluster, stream_id):
-        await append_days(cluster.client, stream_id, [1], columns=())
-        await append_days(cluster.client, stream_id, [2, 3], rows=2)
-        await append_days(cluster.client, stream_id, [4])
-        other = BatchFilter("0" * 32, NO_DAY.bounds)
-
-        def check():
-            with Client(cluster.pd.endpoint) as client:
-                found, _ = read(client, stream_id, (other, NO_DAY))
-                assert [each.is_skipped for each in found] == [False, False, False, True]
-                runs = small_runs(found, rows_enough=1000, bytes_enough=1 << 20)
-                assert [len(each.envelopes) for each in runs] == [1, 2, 1]
-                assert not any(each.is_skipped for each in read(client, stream_id, (other,))[0])
 
         await asyncio.to_thread(check)
 

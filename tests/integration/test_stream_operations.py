@@ -1,7 +1,6 @@
 """Update, trim, seal, announce and report between a client and real servers."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -10,7 +9,6 @@ from sbp_core.client import (
     EARLIEST,
     AppendItem,
     AsyncClient,
-    Client,
     FetchItem,
     StreamSpec,
     StreamUpdate,
@@ -37,8 +35,6 @@ from sbp_core.wire.headers import (
     StreamRange,
     StreamRanges,
     SyncRangesRequest,
-    TrimmedStream,
-    TrimStreamsRequest,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
@@ -84,12 +80,6 @@ async def fetch(client, stream_id, offset):
 async def bounds(client, stream_id):
     (held,) = await client.stream_bounds([stream_id])
     return held.start_offset, held.next_offset
-
-
-async def trim_at(raw, *items):
-    request = TrimStreamsRequest(trimmed_streams=tuple(TrimmedStream(*item) for item in items))
-    (answer,) = await raw.ask(Opcode.TRIM_STREAMS, request)
-    return answer.streams
 
 
 # TRIM_STREAMS
@@ -141,48 +131,6 @@ def test_trimmed_offsets_are_refused_with_exact_bounds_also_after_a_restart(tmp_
 
     run(tmp_path, before)
     run(tmp_path, after)
-
-
-def test_a_trim_that_cannot_be_is_refused_and_changes_nothing(tmp_path):
-    async def body(cluster):
-        client = cluster.client
-        first, second = [
-            info.stream_id
-            for info in await client.create_streams([StreamSpec("a"), StreamSpec("b")])
-        ]
-        for stream_id in (first, second):
-            await append(client, stream_id, b"x", b"y")
-        with pytest.raises(OffsetOutOfRangeError) as caught:
-            await client.trim_streams({first: 3, second: 1})
-        assert caught.value.bounds == (0, 2)
-        assert await bounds(client, first) == (0, 2)
-        assert await bounds(client, second) == (1, 2)
-        with pytest.raises(NotFoundError, match="404"):
-            await client.trim_streams({first: 1, 404: 1})
-        with pytest.raises(ConfigurationError, match="-1"):
-            await client.trim_streams({first: -1})
-        assert await client.trim_streams({}) == {}
-        async with RawClient.at(cluster.server.endpoint) as raw:
-            results = await trim_at(raw, (404, 1), (first, -1), (first, 3), (first, 1), (first, 1))
-            assert [result.status.code for result in results] == [
-                StatusCode.RANGE_NOT_FOUND,
-                StatusCode.INVALID_REQUEST,
-                StatusCode.OFFSET_OUT_OF_RANGE,
-                StatusCode.NONE,
-                StatusCode.NONE,
-            ]
-            assert maybe_error(results[2].status).bounds == (0, 2)
-            assert results[4].stream_range.start_offset == 1
-            size = cluster.server._log.end_position
-            await trim_at(raw, (first, 1), (first, 0))
-            assert cluster.server._log.end_position == size
-            await raw.ask(
-                Opcode.DELETE_STREAMS, DeleteStreamsRequest(streams=(Stream(stream_id=first),))
-            )
-            (result,) = await trim_at(raw, (first, 2))
-            assert result.status.code == StatusCode.NOT_FOUND
-
-    run(tmp_path, body)
 
 
 def test_a_trim_passes_over_ranges_and_servers(tmp_path):
@@ -249,26 +197,6 @@ def test_streams_are_renamed_and_their_retention_changed(tmp_path):
     run(tmp_path, body)
 
 
-def test_the_blocking_client_does_the_same(tmp_path):
-    async def body(cluster):
-        await cluster.client.create_streams([StreamSpec("a")])
-        await append(cluster.client, 1, b"x", b"y")
-
-        def work():
-            with Client(cluster.pd.endpoint) as client:
-                assert client.update_streams([StreamUpdate("a", name="z")])[0].name == "z"
-                assert client.trim_streams({1: 1})[1].start_offset == 1
-                assert client.seal_streams([1])[1].start_offset == 2
-                with pytest.raises(NotFoundError):
-                    client.seal_streams([1, 404])
-
-        await asyncio.to_thread(work)
-        assert await bounds(cluster.client, 1) == (1, 2)
-        assert [at for at, _ in await cluster.read(1, start=1)] == [1]
-
-    run(tmp_path, body)
-
-
 def test_streams_of_many_ranges_are_listed_and_read_in_full(tmp_path, monkeypatch):
     async def body(cluster):
         client = cluster.client
@@ -292,25 +220,6 @@ def test_streams_of_many_ranges_are_listed_and_read_in_full(tmp_path, monkeypatc
 
 
 # SYNC_RANGES
-
-
-def test_new_ranges_are_announced_to_their_server(tmp_path):
-    async def body(cluster):
-        hosted = cluster.server._housekeeping._host.table
-
-        async def announced(stream_id, range_index):
-            give_up_at = time.monotonic() + 30
-            while not hosted.has_range(stream_id, range_index):
-                assert time.monotonic() < give_up_at, "the range was not announced in time"
-                await asyncio.sleep(0.01)
-
-        (stream,) = await cluster.client.create_streams([StreamSpec("s")])
-        await announced(stream.stream_id, 0)
-        await cluster.client.seal_streams([stream.stream_id])
-        await announced(stream.stream_id, 1)
-        assert await append(cluster.client, stream.stream_id, b"y") == 0
-
-    run(tmp_path, body)
 
 
 def test_a_server_takes_only_what_is_placed_on_it(tmp_path):

@@ -1,13 +1,10 @@
 """Properties of streams through a whole cluster: the command, `sbp apply`, backups, races."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sbp_core import connect
 from sbp_core.cli.main import main
-from sbp_core.errors import ConditionFailedError
 from tests.support.warm import WarmCluster
 
 FILE = """
@@ -89,25 +86,6 @@ def test_words_that_are_no_change_of_properties_are_refused(sbp, words):
     sbp("streams", "create", "refused", "--if-missing")
     assert sbp("streams", "update", "refused", *words)[0] == 2
     assert described(sbp, "refused") == {}
-
-
-def test_one_of_many_racing_updaters_wins(lost):
-    names = [f"updater-{number}" for number in range(8)]
-
-    def update(name):
-        with connect(lost.endpoint) as own:
-            try:
-                own.update_properties("raced", {"leader": name}, expected={"leader": None})
-            except ConditionFailedError:
-                return None
-            return name
-
-    with connect(lost.endpoint) as connection:
-        connection.create_stream("raced", properties={"a": "b"})
-        with ThreadPoolExecutor(len(names)) as threads:
-            winners = [each for each in threads.map(update, names) if each is not None]
-        assert connection.properties("raced") == {"a": "b", "leader": winners[0]}
-    assert len(winners) == 1
 
 
 def test_a_file_has_all_properties_of_a_stream_and_a_backup_keeps_them(sbp, tmp_path):

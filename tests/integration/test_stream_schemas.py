@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import pyarrow as pa
 import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, Client, FetchItem, SchemaVersion, StreamSpec
-from sbp_core.errors import AlreadyExistsError, NotFoundError, SchemaError
+from sbp_core.errors import NotFoundError, SchemaError
 from sbp_core.records import (
     StreamSchema,
     check_evolution,
@@ -27,8 +25,6 @@ from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import core_cluster
 from tests.support.warm import WarmCluster
 from tests.support.wire import RawClient
-
-NO_STREAM = 2**40
 
 
 def schema_of(**columns: pa.DataType) -> StreamSchema:
@@ -75,59 +71,6 @@ def test_a_schema_grows_and_outlives_the_placement_driver(tmp_path):
         assert client.describe_schemas([again.stream_id]) == {again.stream_id: ()}
 
 
-def test_a_version_is_registered_once_however_often_it_is_asked_for(tmp_path):
-    async def main():
-        async with core_cluster(tmp_path) as cluster:
-            client = cluster.client
-            (stream,) = await client.create_streams([StreamSpec("a")])
-            first, other = schema_of(a=pa.int32()), schema_of(b=pa.int32())
-            made = await client.register_schema(stream.stream_id, first, version=1)
-            for version in (1, 2, 7):
-                again = await client.register_schema(stream.stream_id, first, version=version)
-                assert again == made
-            overtaken = await client.register_schema(stream.stream_id, other, version=1)
-            assert overtaken == made
-            with pytest.raises(AlreadyExistsError, match=r"next version .* is 2, not 3"):
-                await client.register_schema(stream.stream_id, other, version=3)
-            with pytest.raises(SchemaError, match="expected a int32, found b int32"):
-                await client.register_schema(stream.stream_id, other, version=2)
-            with pytest.raises(NotFoundError, match=f"stream {NO_STREAM}"):
-                await client.register_schema(NO_STREAM, first, version=1)
-            assert await client.describe_schemas([stream.stream_id]) == {stream.stream_id: (made,)}
-
-    asyncio.run(main())
-
-
-def test_racing_changes_of_a_schema_give_one_with_all_columns(tmp_path):
-    count = 6
-    with WarmCluster(tmp_path) as cluster, Client(cluster.endpoint) as client:
-        (stream,) = client.create_streams([StreamSpec("raced")])
-        start = Barrier(count)
-
-        def race(number: int) -> list[tuple[StreamSchema, SchemaVersion]]:
-            with Client(cluster.endpoint) as own:
-                own.ping()
-                start.wait()
-                wanted = [
-                    schema_of(**{"common": pa.int8(), f"c{number}_{at}": pa.string()})
-                    for at in range(3)
-                ]
-                return [
-                    (each, own.evolve_schema(stream.stream_id, each, may_change=True))
-                    for each in wanted
-                ]
-
-        with ThreadPoolExecutor(count) as threads:
-            outcomes = [each for some in threads.map(race, range(count)) for each in some]
-        versions = client.describe_schemas([stream.stream_id])[stream.stream_id]
-        check_chain(versions)
-        for wanted, got in outcomes:
-            assert got == versions[got.version - 1]
-            assert set(wanted.arrow.names) <= set(got.schema.arrow.names)
-        assert len(versions) == 3 * count
-        assert len(versions[-1].schema.arrow) == 1 + 3 * count
-
-
 def test_the_most_columns_and_the_largest_record_of_them_go_all_the_way(tmp_path):
     schema = schema_of(**{f"c{index}": pa.string() for index in range(limits.SCHEMA_FIELDS_MAX)})
     columns = [pa.array(["x"])] * limits.SCHEMA_FIELDS_MAX
@@ -144,27 +87,6 @@ def test_the_most_columns_and_the_largest_record_of_them_go_all_the_way(tmp_path
         (outcome,) = client.fetch([FetchItem(stream, 0, None, limits.BATCH_BYTES_MAX)])
         (envelope,) = split_envelopes(outcome.payload)
         assert decode_columns(envelope, described.schema) == rows
-
-
-def test_a_long_history_comes_in_several_frames(tmp_path):
-    async def main():
-        async with core_cluster(tmp_path) as cluster:
-            client = cluster.client
-            (stream, bare) = await client.create_streams([StreamSpec("a"), StreamSpec("b")])
-            columns = {f"{'x' * 1000}{at:03}": pa.int8() for at in range(150)}
-            made = []
-            for version in range(1, 21):
-                columns[f"new{version}"] = pa.int8()
-                schema = schema_of(**columns)
-                made.append(await client.register_schema(stream.stream_id, schema, version=version))
-            data = sum(len(each.schema.encode()) for each in made)
-            assert data > 2 * limits.RESULTS_PER_FRAME * limits.SCHEMA_RESULT_BYTES
-            found = await client.describe_schemas([bare.stream_id, stream.stream_id])
-            assert found == {bare.stream_id: (), stream.stream_id: tuple(made)}
-            newest = await client.describe_schemas([stream.stream_id], newest_only=True)
-            assert newest == {stream.stream_id: (made[-1],)}
-
-    asyncio.run(main())
 
 
 def test_whatever_bytes_are_called_a_schema_the_placement_driver_goes_on(tmp_path):

@@ -214,32 +214,6 @@ def test_what_clients_do_works_over_tls(served, authority):
         client.delete_streams([id_, second.stream_id])
 
 
-def test_the_asyncio_client_moves_much_over_tls_in_both_directions_at_once(served, authority):
-    values = [os.urandom(limits.MIB) for _ in range(16)]
-
-    async def body():
-        connecting = Connecting(tls=authority.client())
-        async with AsyncClient(served.endpoint, connecting=connecting) as client:
-            streams = await client.create_streams([StreamSpec("left"), StreamSpec("right")])
-
-            async def move(stream_id):
-                for each in values:
-                    await client.append([AppendItem(stream_id, rows_batch([each]))])
-                found = []
-                while len(found) < len(values):
-                    item = FetchItem(stream_id, len(found), None, 8 * limits.MIB)
-                    (outcome,) = [each async for each in client.fetch([item])]
-                    assert outcome.error is None
-                    found += [value for _, value in values_of(outcome.payload)]
-                return found
-
-            found = await asyncio.gather(*(move(each.stream_id) for each in streams))
-            await client.delete_streams([each.stream_id for each in streams])
-            assert found == [values, values]
-
-    asyncio.run(body())
-
-
 def test_without_a_certificate_nobody_acts_as_a_server(served, authority):
     greeting = HeartbeatRequest(client_id="x", client_role=ClientRole.RANGE_SERVER)
     operations = [

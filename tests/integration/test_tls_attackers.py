@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import random
 import socket
 import ssl
 import threading
@@ -17,7 +16,7 @@ from sbp_core.client import Client, Connecting
 from sbp_core.errors import ConnectionLostError, TlsError
 from sbp_core.tls import Contexts
 from sbp_core.wire.frame import encode_frame
-from sbp_core.wire.headers import ClientRole, HeartbeatRequest, HeartbeatResponse, encode_header
+from sbp_core.wire.headers import HeartbeatResponse, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS
 from tests.support.clock import ManualClock, until
@@ -78,27 +77,6 @@ def test_a_half_open_handshake_counts_and_has_the_time_of_the_first_frame(author
 
 
 BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)
-
-
-@pytest.mark.parametrize("shows_certificate", [False, True])
-def test_a_request_with_a_broken_record_behind_it_ends_its_connection_only(
-    authority, caplog, shows_certificate
-):
-    caplog.set_level(logging.ERROR)
-    tls = authority.client(authority.issue() if shows_certificate else None)
-    header = encode_header(HeartbeatRequest(client_id="x", client_role=ClientRole.RANGE_SERVER))
-    greeting = encode_frame(Opcode.HEARTBEAT, 0, 1, header)
-    ping = encode_frame(Opcode.PING, 0, 2, b"")
-    with ServedListener(authority.server()) as server:
-        for frames in ([*ping, *greeting], [*greeting, *ping]):
-            with server.connect() as attacker:
-                channel = secured(attacker, tls)
-                attacker.sendall(b"".join(channel.seal(frames)) + BROKEN_RECORD)
-                while received(attacker):
-                    pass
-        ping_blocking(server.endpoint, tls)
-        until(lambda: server.listener.connection_count == 0)
-    assert not caplog.records
 
 
 def test_a_call_on_a_session_that_has_failed_is_an_error_of_the_client(authority):
@@ -171,57 +149,6 @@ def test_a_peer_that_does_not_read_is_held_within_bounds_and_cut_off(authority):
         until(lambda: server.listener._unread.total_bytes == 0)
 
 
-def test_mutated_handshakes_end_their_own_connections_only(authority, caplog):
-    caplog.set_level(logging.ERROR)
-    hello, generator = hello_of(authority), random.Random(1)
-    tls = authority.client()
-    with (
-        ServedListener(authority.server()) as server,
-        Client(server.endpoint, connecting=Connecting(tls=tls), retry=ONCE) as living,
-    ):
-        living.ping()
-        for _ in range(200):
-            mutated = bytearray(hello)
-            for _ in range(generator.randint(1, 4)):
-                mutated[generator.randrange(len(mutated))] = generator.randrange(256)
-            with server.connect() as attacker:
-                attacker.sendall(mutated + generator.randbytes(generator.randrange(300)))
-                attacker.shutdown(socket.SHUT_WR)
-                while received(attacker):
-                    pass
-        living.ping()
-        ping_blocking(server.endpoint, tls)
-        until(lambda: server.listener.connection_count == 1)
-    assert not caplog.records
-
-
-def test_a_handshake_byte_by_byte_has_no_more_time_than_others(authority):
-    clock, hello = ManualClock(), hello_of(authority)
-    with ServedListener(authority.server(), clock) as server, server.connect() as slow:
-        until(lambda: server.listener.connection_count == 1)
-        for at in range(3):
-            slow.sendall(hello[at : at + 1])
-            clock.advance(limits.FIRST_FRAME_MS * 2 // 5)
-            server.sweep()
-        assert received(slow) == b""
-        until(lambda: server.listener.connection_count == 0)
-
-
-def test_half_open_handshakes_count_for_their_address(authority):
-    files, tls = authority.server(), authority.client()
-    with (
-        ServedListener(files, connections_per_address_max=4) as server,
-        ExitStack() as held,
-    ):
-        for _ in range(4):
-            held.enter_context(server.connect("192.0.2.1")).sendall(hello_of(authority)[:50])
-        until(lambda: server.listener.connection_count == 4)
-        with server.connect("192.0.2.1") as refused:
-            assert received(refused) == b""
-        with server.connect("192.0.2.2") as other:
-            assert secured(other, tls).is_open
-
-
 def test_half_open_handshakes_hold_little_memory(authority):
     announced = 131_000  # the longest ClientHello that OpenSSL accepts is hardly longer
     sent = records(b"\x01" + announced.to_bytes(3, "big") + bytes(announced - 1_000))
@@ -271,18 +198,6 @@ def test_a_hello_is_as_long_as_its_protocol_allows(authority):
             assert received(too_long)[0] == 0x15  # an alert
             assert received(too_long) == b""
         until(lambda: server.listener.connection_count == 0)
-
-
-def test_peers_that_leave_without_a_word_cost_nothing(authority, caplog):
-    caplog.set_level(logging.WARNING)
-    ping = b"".join(encode_frame(Opcode.PING, 0, 1, b"", [bytes(50_000)]))
-    with ServedListener(authority.server()) as server:
-        for part in (0, 20_000, 50_000):
-            with server.connect() as leaving:
-                sealed = b"".join(secured(leaving, authority.client()).seal([ping]))
-                leaving.sendall(sealed[:part])
-        until(lambda: server.listener.connection_count == 0)
-    assert not caplog.records
 
 
 def test_a_client_need_not_wait_for_the_end_of_its_handshake(authority):

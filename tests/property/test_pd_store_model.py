@@ -268,7 +268,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def test_a_store_equals_a_model(home):
-    count = examples(50) if isinstance(home, SqliteHome) else 25
+    count = examples(50 if isinstance(home, SqliteHome) else 15)
     run_state_machine_as_test(
         partial(StoreMachine, home),
         settings=settings(max_examples=count, stateful_step_count=25, deadline=None),

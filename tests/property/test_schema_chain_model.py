@@ -28,6 +28,7 @@ from sbp_core.records import (
 )
 from sbp_core.wire.headers import SchemaEntry
 from tests.support.clock import examples
+from tests.support.metadata import SqliteHome
 
 KINDS = st.recursive(
     st.sampled_from(
@@ -134,7 +135,8 @@ class ChainMachine(RuleBasedStateMachine):
 
 
 def test_the_versions_of_a_schema_are_a_chain(home):
+    count = examples(15 if isinstance(home, SqliteHome) else 4)
     run_state_machine_as_test(
         partial(ChainMachine, home),
-        settings=settings(max_examples=examples(15), stateful_step_count=20, deadline=None),
+        settings=settings(max_examples=count, stateful_step_count=20, deadline=None),
     )

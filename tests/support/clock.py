@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 
 from hypothesis import settings
 
-from sbp_core.server.runtime import SystemClock
-
 
 class ManualClock:
     """A server clock for tests; both of its times go on together."""
@@ -27,16 +25,6 @@ class ManualClock:
 
     def advance(self, ms: int) -> None:
         self._elapsed_ms += ms
-
-
-class SetClock(SystemClock):
-    """A server clock whose wall stands still until it is set."""
-
-    def __init__(self, now_ms: int = 1_000) -> None:
-        self.now_ms = now_ms
-
-    def wall_ms(self) -> int:
-        return self.now_ms
 
 
 def until(is_so: Callable[[], object], seconds: float = 180) -> None:

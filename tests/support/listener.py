@@ -135,8 +135,6 @@ PREFIX_BYTES = len(QUESTION)
 FIRST_FRAME_MS = limits.FIRST_FRAME_MS
 FRAME_MS = limits.FRAME_COMPLETION_MS
 STALL_MS = limits.WRITE_STALL_MS
-HERE_BYTES = limits.RECEIVE_BUFFER_BYTES + limits.RECEIVE_WAKE_BYTES
-"""So much of a large frame is looked at, for sure."""
 
 
 class Bench:

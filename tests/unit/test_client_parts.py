@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from sbp_core import limits
 from sbp_core.client import (
     EARLIEST,
     LATEST,
@@ -28,16 +27,13 @@ from sbp_core.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     NotFoundError,
-    Outcome,
     RangeSealedError,
     SbpError,
-    ShuttingDownError,
     StatusCode,
     ThrottledError,
 )
 from sbp_core.session.connection import Connection
 from sbp_core.session.negotiation import Wishes
-from sbp_core.session.states import RequestReceived
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Flag, Opcode
 from tests.support.scripted_client import AppendWorld, at_once
@@ -201,15 +197,6 @@ def feed(conversation: Conversation, buffers: list) -> list:
     return conversation.receive()
 
 
-def test_a_deadline_before_the_connection_is_a_connect_error() -> None:
-    conversation = Conversation("h:1", "me", Wishes())
-    call_id, _ = conversation.start(PING, lambda _: None)
-    error = conversation.expire(call_id, Opcode.PING)
-    assert isinstance(error, ConnectError)
-    assert error.outcome is Outcome.NOT_APPLIED
-    assert conversation.is_usable
-
-
 def test_a_deadline_on_a_connection_retires_it() -> None:
     conversation = Conversation("h:1", "me", Wishes())
     conversation.phase = Phase.OPEN
@@ -228,22 +215,6 @@ def test_the_reason_of_a_failed_connection_is_reported_to_later_calls() -> None:
     conversation.end(connect_failed("h:1", OSError(111, "whatever"), 5))
     with pytest.raises(ConnectError, match="Connection refused"):
         conversation.start(PING, lambda _: None)
-
-
-def test_goaway_leaves_open_calls_and_refuses_new_ones() -> None:
-    conversation, server = Conversation("h:1", "me", Wishes()), Connection()
-    conversation.phase = Phase.OPEN
-    got: list = []
-    _, buffers = conversation.start(PING, got.append)
-    server.decoder.receive_data(b"".join([*buffers]))
-    (request,) = [each for each in server.events() if isinstance(each, RequestReceived)]
-    feed(conversation, server.send_goaway())
-    with pytest.raises(ShuttingDownError):
-        conversation.start(PING, got.append)
-    assert not conversation.is_finished
-    feed(conversation, server.send_response(request.frame))
-    assert len(got) == 1
-    assert conversation.is_finished
 
 
 def test_a_client_refuses_the_requests_that_it_does_not_serve() -> None:
@@ -297,7 +268,3 @@ def test_router_knows_a_revision_only_if_it_is_that_of_all() -> None:
     assert router.maybe_revision([1, 3]) is None
     assert router.maybe_revision([4]) is None
     assert router.maybe_revision([1, 9]) is None
-
-
-def test_default_budget_outlives_one_call() -> None:
-    assert RetryPolicy().budget_ms > limits.REQUEST_TIMEOUT_MS

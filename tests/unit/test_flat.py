@@ -11,26 +11,6 @@ from tests.support.tables import LEAF, SCHEMA, Leaf, Node
 OLDER = Schema({Leaf: LEAF})
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        Node(),
-        Leaf(flag=True, number=-(2**63), text=""),
-        Leaf(text="größe \x00 \U0001f600"),
-        Node(data=bytes(range(256)), numbers=(0, -1, 2**31 - 1), texts=("", "a", "")),
-        Node(leaf=Leaf(), children=(Node(), Node(children=(Node(b"x"),)))),
-        Node(pairs=((1, -1), (2**63 - 1, -(2**63)))),
-    ],
-)
-def test_round_trip(value):
-    assert SCHEMA.decode(type(value), SCHEMA.encode(value)) == value
-
-
-def test_an_absent_text_is_not_an_empty_one():
-    assert SCHEMA.decode(Leaf, SCHEMA.encode(Leaf())).text is None
-    assert SCHEMA.decode(Leaf, SCHEMA.encode(Leaf(text=""))).text == ""
-
-
 def test_defaults_are_not_written():
     assert SCHEMA.encode(Leaf(number=-1)) == SCHEMA.encode(Leaf())
     assert len(SCHEMA.encode(Leaf())) < len(SCHEMA.encode(Leaf(number=0)))
@@ -53,14 +33,6 @@ def test_a_value_is_a_copy():
     value = SCHEMA.decode(Node, data)
     data[:] = bytes(len(data))
     assert value == Node(data=b"before")
-
-
-def test_as_many_items_as_a_request_may_have_are_read():
-    servers = tuple(headers.ReplicaServer(headers.RangeServer(number)) for number in (1, 2))
-    placed = headers.StreamRange(2**40, 7, 0, -1, 2**40, servers)
-    item = headers.AppendInfo(placed, 2**20, 2**20)
-    request = headers.AppendRequest(append_requests=(item,) * limits.STREAMS_PER_REQUEST_MAX)
-    assert decode_header(headers.AppendRequest, encode_header(request)) == request
 
 
 def test_a_large_honest_header_is_read():

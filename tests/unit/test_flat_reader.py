@@ -34,14 +34,6 @@ def finish(builder, root):
     return bytes(builder.Output())
 
 
-@pytest.mark.parametrize("length", range(8))
-def test_too_few_bytes(length):
-    with pytest.raises(HeaderError):
-        SCHEMA.decode(Leaf, bytes(length))
-    with pytest.raises(HeaderError):
-        SCHEMA.decode(Leaf, b"\xff" * length)
-
-
 def test_text_must_be_utf8():
     broken = SCHEMA.encode(Leaf(text="abcd")).replace(b"abcd", b"ab\xff\xfe")
     with pytest.raises(HeaderError, match="Leaf"):
@@ -86,14 +78,6 @@ def leaf(*vtable, distance=None, content=bytes(9)):
     """A root Leaf: the numbers of its vtable, then the table."""
     data = struct.pack(f"<I{len(vtable)}H", 4 + 2 * len(vtable), *vtable)
     return data + struct.pack("<i", len(data) - 4 if distance is None else distance) + content
-
-
-def test_a_table_made_by_hand():
-    content = struct.pack("<qB", 5, 1)
-    assert SCHEMA.decode(Leaf, leaf(8, 13, 12, 4, content=content)) == Leaf(flag=True, number=5)
-    assert SCHEMA.decode(Leaf, leaf(8, 13, 0, 4, content=content)) == Leaf(number=5)
-    assert SCHEMA.decode(Leaf, leaf(6, 13, 12, 4, content=content)) == Leaf(flag=True)
-    assert SCHEMA.decode(Leaf, leaf(4, 4)) == Leaf()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +17,12 @@ from sbp_core.errors import (
     LogWriteError,
     Outcome,
 )
-from sbp_core.log.disk import TEMPORARY_SUFFIX, OsDisk
+from sbp_core.log.disk import TEMPORARY_SUFFIX
 from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import index_path
 from sbp_core.log.readable_log import LogState
 from sbp_core.log.segment import Segment, read_segment
-from sbp_core.log.segment_scan import find_commits, read_snapshot
+from sbp_core.log.segment_scan import read_snapshot
 from sbp_core.log.states.range_columns import encode_states
 from sbp_core.record_sizes import LARGEST
 from sbp_core.segment_format import (
@@ -54,31 +53,6 @@ def recovered(disk: FaultyDisk) -> list[Entry]:
     return entries(disk)
 
 
-@pytest.mark.parametrize("is_clean", [True, False])
-def test_round_trip_on_a_real_disk(tmp_path: Path, is_clean: bool) -> None:
-    directory = tmp_path / "deep" / "log"
-    disk = OsDisk()
-    group = [created(2**62, 7, 5), batch(5, 2**32 - 1, b"x" * 99, (2**62, 7)), note(-3)]
-    log = open_log(disk, directory)
-    assert log.ranges() == []
-    appended = log.append(group[:2]), log.append(group[2:])
-    locations = [*appended[0].locations, *appended[1].locations]
-    (changed,) = appended[0].ranges
-    assert (changed.key, changed.start_offset, changed.next_offset) == ((2**62, 7), 5, 2**32 + 4)
-    ranges = log.ranges()
-    assert changed in ranges
-    if is_clean:
-        log.close()
-    else:
-        log._lock.release()  # as the end of the process does
-    assert logged(disk, directory) == list(zip(group, locations, strict=True))
-    with open_log(disk, directory) as again:
-        assert again.recovery.entry_count == len(group)
-        assert again.recovery.torn_tail is None
-        assert again.ranges() == ranges
-        assert again.append([note(4)]).locations[0].position > locations[-1].position
-
-
 def test_a_group_is_one_write_and_one_sync() -> None:
     disk = FaultyDisk()
     with open_log(disk) as log:
@@ -87,27 +61,6 @@ def test_a_group_is_one_write_and_one_sync() -> None:
         assert disk.calls - before == {"pwritev": 1, "fdatasync": 1}
     assert locations[0].position == FIRST_GROUP + COMMIT_BYTES
     assert [at.position for at in locations[1:]] == [at.end for at in locations[:-1]]
-
-
-def test_a_group_that_need_not_be_durable_is_found_and_not_synced() -> None:
-    disk = FaultyDisk()
-    log = open_log(disk)
-    log.append([created(), batch(0)])
-    synced_upto = log.end_position
-    syncs = disk.calls["fdatasync"]
-    for offset in (1, 2):
-        log.append([batch(offset)], is_durable=False)
-    assert disk.calls["fdatasync"] == syncs
-    assert [slot.base_offset for slot in log.batches_from((1, 0), 0)] == [0, 1, 2]
-    file = disk.open(segment_path(DIRECTORY, 0), is_writable=False)
-    commits = [commit for _, commit in find_commits(file, 0, 0)]
-    assert [commit.durable_upto for commit in commits][-2:] == [synced_upto] * 2
-    log.sync()
-    log.sync()
-    assert disk.calls["fdatasync"] == syncs + 1
-    end = log.end_position
-    log.append([batch(3)], is_durable=False)
-    assert next(find_commits(file, 0, end))[1].durable_upto == end
 
 
 def test_groups_never_span_segments_and_each_segment_begins_with_all_ranges() -> None:
@@ -160,30 +113,6 @@ def test_limits_are_checked_before_anything_is_written() -> None:
         assert location.length == LARGEST.frame_bytes
     with pytest.raises(ConfigurationError, match="segment_bytes is 0"):
         open_log(FaultyDisk(), segment_bytes=0)
-
-
-@pytest.mark.parametrize(("operation", "what"), [("pwritev", "writing"), ("fdatasync", "syncing")])
-@pytest.mark.parametrize(("code", "nth"), [(errno.EIO, 1), (errno.ENOSPC, 3)])
-def test_the_first_failure_is_the_end(operation: str, what: str, code: int, nth: int) -> None:
-    disk = FaultyDisk()
-    log = open_log(disk)
-    disk.fail(operation, nth, code)
-    acknowledged = [note(number) for number in range(nth - 1) if log.append([note(number)])]
-    with pytest.raises(LogWriteError, match=rf"{what} .*0\.log.*{errno.errorcode[code]}") as caught:
-        log.append([note(99)])
-    assert caught.value.outcome is Outcome.UNKNOWN
-    calls = disk.calls.copy()
-    for _ in range(3):
-        with pytest.raises(LogWriteError, match=r"accepts no more.*0\.log") as later:
-            log.append([note(100)])
-        assert later.value.outcome is Outcome.NOT_APPLIED
-    assert log.state is LogState.FAILED
-    assert [each.stream_id for each in log.ranges()] == [each.stream_id for each in acknowledged]
-    log.close()
-    assert not disk.calls.keys() - calls.keys() - {"pread"}
-    assert disk.calls["fdatasync"] == calls["fdatasync"], "a failed sync is never tried again"
-    assert disk.injected == 1
-    assert recovered(disk) == acknowledged
 
 
 @pytest.mark.parametrize(

@@ -72,49 +72,6 @@ def offsets(log: Log, key: tuple[int, int], start: int) -> list[int]:
     return [slot.base_offset for slot in slots]
 
 
-def used_bytes(disk: FaultyDisk) -> int:
-    return sum(len(inode.cached) for path, inode in disk.names.items() if path.suffix == ".log")
-
-
-def test_segments_of_which_nothing_is_live_are_removed_from_the_front() -> None:
-    disk = FaultyDisk()
-    log = filled(disk)
-    before = segment_bases(disk)
-    assert cleaner(log).clean() == Cleaned()
-    log.append([trim(1, 20), trim(2, 4)])
-    cleaned = cleaner(log).clean()
-    after = segment_bases(disk)
-    assert cleaned.removed_count == len(before) - len(after) > 2
-    assert after == before[cleaned.removed_count :]
-    assert {path.stem for path in disk.names if path.suffix == ".idx"} == {
-        f"{base:020d}" for base in after[:-1]
-    }
-    for _ in range(2):
-        assert offsets(log, (1, 0), 20) == list(range(20, 30))
-        assert offsets(log, (2, 0), 4) == [4]
-        disk.kill_process()
-        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-
-
-def test_a_segment_of_which_little_is_live_is_rewritten_without_the_rest() -> None:
-    disk = FaultyDisk()
-    log = filled(disk)
-    before, size = segment_bases(disk), used_bytes(disk)
-    log.append([trim(1, 25)])
-    cleaned = cleaner(log).clean()
-    assert cleaned.removed_count == 0
-    assert cleaned.rewritten_count > 2
-    assert segment_bases(disk) == before
-    trim_bytes = 2 * ENTRY_HEADER_BYTES + 32
-    assert used_bytes(disk) == size + trim_bytes - cleaned.freed_bytes < size / 2
-    for _ in range(2):
-        check_stream_2(log)
-        assert offsets(log, (1, 0), 25) == list(range(25, 30))
-        assert cleaner(log).clean() == Cleaned()
-        log.close()
-        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-
-
 def check_stream_2(log: Log) -> None:
     bodies = read_bodies((2, 0), list(log.batches_from((2, 0), 0)))
     assert bodies.error is None
@@ -164,35 +121,6 @@ def test_readers_never_miss_a_batch_while_segments_go(tmp_path: Path) -> None:
     assert cleaned.removed_count > 10
     assert cleaned.rewritten_count > 1
     log.close()
-
-
-def test_the_space_is_free(tmp_path: Path) -> None:
-    disk = OsDisk()
-    with open_log(disk, tmp_path, segment_bytes=100_000) as log:
-        log.append([created(*key) for key in KEYS])
-        for offset in range(200):
-            log.append([batch(offset, body=bytes(10_000))])
-            log.append([batch(offset, body=b"kept", key=(2, 0))])
-        list(log.batches_from((1, 0), 0))  # every segment and index is open
-        before = blocks(tmp_path)
-        log.append([trim(1, 200), trim(2, 100)])
-        cleaned = cleaner(log).clean()
-        assert cleaned.removed_count >= 9
-        assert cleaned.rewritten_count >= 9
-        assert blocks(tmp_path) < before / 5
-        assert not [
-            path for path in open_files() if path.startswith(str(tmp_path)) and "(d" in path
-        ]
-
-
-def blocks(folder: Path) -> int:
-    """Buffer that the files take on the disk."""
-    return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
-
-
-def open_files() -> list[str]:
-    links = Path("/proc/self/fd").iterdir()
-    return [str(link.readlink()) for link in links if link.is_symlink()]
 
 
 class HeldCleaning(OsDisk):
@@ -315,14 +243,6 @@ def test_a_failed_round_is_made_good_by_the_next() -> None:
     assert len(segment_bases(disk)) == 1
 
 
-def test_a_cleaner_that_was_stopped_does_nothing() -> None:
-    log = filled(FaultyDisk())
-    log.append([trim(1, 30), trim(2, 5)])
-    own = cleaner(log)
-    own.stop()
-    assert own.clean() == Cleaned()
-
-
 def test_a_lost_snapshot_is_not_made_up_from_a_compacted_segment_but_from_its_index() -> None:
     disk = FaultyDisk()
     log = filled(disk)
@@ -338,24 +258,3 @@ def test_a_lost_snapshot_is_not_made_up_from_a_compacted_segment_but_from_its_in
     del disk.names[index_path(DIRECTORY, segment_bases(disk)[-2])]
     with pytest.raises(LogCorruptionError, match="was compacted"):
         open_log(disk, segment_bytes=SEGMENT_BYTES)
-
-
-@pytest.mark.parametrize("is_index_lost", [False, True])
-def test_the_batches_keep_their_times(is_index_lost: bool) -> None:
-    disk = FaultyDisk()
-    times = iter(range(100, 1000))
-    log = Log.open(DIRECTORY, disk=disk, now_ms=lambda: next(times), segment_bytes=SEGMENT_BYTES)
-    log.append([created(*key) for key in KEYS])
-    for offset in range(30):
-        log.append([batch(offset, body=BODY)])
-        log.append([batch(offset, body=b"", key=(2, 0))])
-    before = [slot.time_ms for slot in log.batches_from((2, 0), 0)]
-    assert len(set(before)) == 30
-    log.append([trim(1, 30)])
-    assert cleaner(log).clean().rewritten_count > 2
-    if is_index_lost:
-        disk.kill_process()
-        for path in [path for path in disk.names if path.suffix == ".idx"]:
-            disk.remove(path)
-        log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-    assert [slot.time_ms for slot in log.batches_from((2, 0), 0)] == before

@@ -9,14 +9,11 @@ from crc32c import crc32c
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.entry import (
-    COMMIT_BYTES,
-    COMMIT_MARKER,
     Commit,
     Entry,
     decode_commit,
     decode_entry,
     encode_entry,
-    entry_of,
 )
 from sbp_core.record_sizes import LARGEST
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
@@ -52,56 +49,6 @@ def test_the_body_is_passed_on_not_copied() -> None:
     assert len(encode_entry(Entry(EntryKind.SEAL, 1, 0, 0, 0), 0)) == 1
 
 
-def test_a_prefix_is_a_part_of_the_body() -> None:
-    body = memoryview(bytearray(1000))
-    entry = Entry(EntryKind.STAGED, 1, 0, 0, 1, body, b"prefix")
-    buffers = encode_entry(entry, POSITION)
-    assert buffers[2] is body
-    read = decode_entry(memoryview(b"".join(buffers)), POSITION)
-    assert read == Entry(EntryKind.STAGED, 1, 0, 0, 1, b"prefix" + bytes(1000))
-    assert entry.length == read.length
-    assert read.front[:6] == entry.front == b"prefix"
-
-
-def test_damage_to_the_body_leaves_the_header_readable() -> None:
-    data = bytearray(encoded())
-    data[-1] ^= 1
-    header = decode_entry_header(data, POSITION)
-    assert entry_of(header, ENTRY.body) == ENTRY
-    assert header.length == ENTRY.length
-    header.check_body(ENTRY.body)
-    with pytest.raises(LogCorruptionError, match="checksum"):
-        header.check_body(data[ENTRY_HEADER_BYTES:])
-
-
-def test_damage_to_the_header_is_noticed_without_the_body() -> None:
-    for byte_index in (*range(8), *range(12, ENTRY_HEADER_BYTES)):
-        data = bytearray(encoded())
-        data[byte_index] ^= 1
-        with pytest.raises(LogCorruptionError):
-            decode_entry_header(data[:ENTRY_HEADER_BYTES], POSITION)
-
-
-def test_every_cut_is_refused() -> None:
-    for cut in range(ENTRY.length):
-        with pytest.raises(LogCorruptionError):
-            decode_entry(memoryview(encoded())[:cut], POSITION)
-
-
-@pytest.mark.parametrize("position", [0, POSITION - 1, POSITION + 1, POSITION - 2**33])
-def test_bytes_of_another_position_are_refused(position: int) -> None:
-    with pytest.raises(LogCorruptionError, match="checksum"):
-        decode_entry(memoryview(encoded()), position)
-
-
-@pytest.mark.parametrize("length", [0, 24, LARGEST.frame_bytes - 11, 2**32 - 1])
-def test_lengths_out_of_bounds_are_refused_at_the_prefix(length: int) -> None:
-    with pytest.raises(
-        LogCorruptionError, match=f"announced, expected 37 to {LARGEST.frame_bytes}"
-    ):
-        decode_entry_header(struct.pack(">I", length) + bytes(33), POSITION)
-
-
 def test_the_greatest_length_is_accepted() -> None:
     largest = Entry(EntryKind.BATCH, 1, 0, 0, 1, bytes(LARGEST.frame_bytes - ENTRY_HEADER_BYTES))
     header = encode_entry(largest, POSITION)[0]
@@ -116,13 +63,6 @@ def test_an_unknown_kind_is_no_damage() -> None:
 
 
 COMMIT = Commit(POSITION - 9, 1_700_000_000_123)
-
-
-def test_commit_round_trip() -> None:
-    data = encoded(COMMIT.to_entry())
-    assert len(data) == COMMIT_BYTES
-    assert data.count(COMMIT_MARKER) == 1
-    assert decode_commit(decode_entry(memoryview(data), POSITION), POSITION) == COMMIT
 
 
 @pytest.mark.parametrize(

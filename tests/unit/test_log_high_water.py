@@ -9,13 +9,11 @@ import pytest
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.boundaries import HighWater, HighWaterKeeper, read_high_water, slot_path
-from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
-from sbp_core.log.states.range_states import LoggedRange, RangeState, RecordSpan
-from sbp_core.log.states.writer_states import mark_of
-from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind, segment_path
+from sbp_core.log.states.range_states import LoggedRange, RangeState
+from sbp_core.segment_format import EntryKind, segment_path
 from tests.support.disk import FaultyDisk
 from tests.support.log import (
     DIRECTORY,
@@ -242,24 +240,6 @@ def test_an_id_stays(caplog: pytest.LogCaptureFixture) -> None:
     assert open_log(disk).high_water.log_id == log_id
 
 
-def test_writers_of_what_is_lost_are_not_known_any_more() -> None:
-    disk = FaultyDisk()
-    log = open_log(disk, segment_bytes=SEGMENT_BYTES)
-    log.append([created(*OTHER), created(*KEY)])
-    for key in (OTHER, KEY):
-        numbered = batch(0, 1, b"numbered", key)
-        log.append([mark_of(numbered, "writer", 0), numbered])
-    log.append([batch(1, 1, b"lost", KEY)])
-    log.close()
-    files = contents(disk)
-    at = files[SEGMENT].index(b"lost")
-    log = open_log(cut_at(files, at), segment_bytes=SEGMENT_BYTES)
-    assert log.recovery.lost_tail is not None
-    assert log.recovery.lost_tail.records == (RecordSpan(*KEY, 1, 2),)
-    assert log.writers.maybe_writer(OTHER[0], "writer") is not None
-    assert log.writers.maybe_writer(KEY[0], "writer") is None
-
-
 def test_a_state_that_is_lost_is_restored() -> None:
     """A stream that was deleted stays so, also if the entry that said it is lost."""
     disk = FaultyDisk()
@@ -271,10 +251,3 @@ def test_a_state_that_is_lost_is_restored() -> None:
     found = log.maybe_range(KEY)
     assert found is not None
     assert found.state is RangeState.DELETED
-
-
-def test_the_cleaner_leaves_a_segment_that_lost_its_end() -> None:
-    files = files_of()
-    log = open_log(cut_at(files, SEGMENT_HEADER_BYTES + 400), segment_bytes=SEGMENT_BYTES)
-    assert Cleaner(log).clean() == Cleaned()
-    assert segment_bases(log.disk)[0] == 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
-import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +18,7 @@ from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
-from sbp_core.log.segment_rows import DatedOffset
 from sbp_core.segment_format import (
-    ENTRY_HEADER_BYTES,
-    SEGMENT_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
@@ -111,16 +106,6 @@ def test_recent_is_what_the_active_segment_holds() -> None:
     assert not filled.log.is_recent((3, 0), 0)
 
 
-def test_batches_appended_during_a_lookup_are_found_too() -> None:
-    with open_log(FaultyDisk()) as log:
-        log.append([created(), batch(0)])
-        slots = log.batches_from((1, 0), 0)
-        assert next(slots).base_offset == 0
-        log.append([batch(1, 5)])
-        assert next(slots).end_offset == 6
-        assert next(slots, None) is None
-
-
 def test_indexes_that_are_gone_are_made_again_as_they_were() -> None:
     filled = Filled()
     before = {path: bytes(filled.disk.names[path].cached) for path in filled.index_paths()}
@@ -131,67 +116,6 @@ def test_indexes_that_are_gone_are_made_again_as_they_were() -> None:
     opened = filled.disk.calls["open"]
     filled.check()
     assert filled.disk.calls["open"] == opened, "all is open already"
-
-
-@pytest.mark.exhaustive
-def test_every_damaged_byte_of_a_full_segment_costs_its_batch_and_no_other() -> None:
-    """With its index, and when the index has to be made from the damaged segment."""
-    filled = Filled(group_count=14)
-    base = segment_bases(filled.disk)[1]
-    segment = filled.disk.names[segment_path(DIRECTORY, base)]
-    index = index_path(DIRECTORY, base)
-    good_index = bytes(filled.disk.names[index].cached)
-    lost = {True: set(), False: set()}
-    for position in range(base + SEGMENT_HEADER_BYTES, base + len(segment.cached)):
-        segment.cached[position - base] ^= 4
-        for has_index in (True, False):
-            filled.disk.names[index].cached[:] = good_index if has_index else b""
-            log = filled.open()
-            for key, offset in filled.offsets():
-                (expected,) = (
-                    each
-                    for each in filled.batches[key]
-                    if each.base_offset <= offset < each.base_offset + each.count
-                )
-                error, data = read_first(log, key, offset)
-                if error is None:
-                    assert data == expected.body
-                else:
-                    assert isinstance(error, LogCorruptionError)
-                    assert f"range {key[1]} of stream {key[0]}" in str(error)
-                    lost[has_index].add((position, key, expected.base_offset))
-        segment.cached[position - base] ^= 4
-    at_fault = {
-        (position, key, entry.base_offset)
-        for key, batches in filled.batches.items()
-        for entry in batches
-        for location in [filled.locations[(*key, entry.base_offset)]]
-        if base < location.position < base + len(segment.cached)
-        for position in range(location.position, location.end)
-    }
-    assert lost[True] == at_fault
-    assert lost[False] > at_fault, "a damaged header hides what follows it in its group"
-    for position, key, base_offset in lost[False]:
-        assert filled.group_of(position) == filled.group_of(
-            filled.locations[(*key, base_offset)].position
-        ), "it hides other groups"
-    in_bodies = {
-        position
-        for location in filled.locations.values()
-        for position in range(location.position + ENTRY_HEADER_BYTES, location.end)
-    }
-    assert {each for each in lost[False] if each[0] in in_bodies} == {
-        each for each in at_fault if each[0] in in_bodies
-    }
-
-
-def read_first(log: Log, key: tuple[int, int], offset: int) -> tuple[LogError | None, bytes]:
-    try:
-        slot = next(log.batches_from(key, offset))
-    except LogError as error:
-        return error, b""
-    bodies = read_bodies(key, [slot])
-    return bodies.error, b"".join(bodies.data)
 
 
 def test_batches_that_are_lost_at_the_end_of_a_segment_are_missed() -> None:
@@ -267,91 +191,12 @@ def test_damage_to_an_index_that_is_in_use_changes_nothing(tmp_path: Path, damag
     log.close()
 
 
-def test_a_time_is_looked_for_where_it_may_be() -> None:
-    """The indexes of older segments are not read, but for their headers, and those once."""
-    disk = FaultyDisk()
-    clock = itertools.count(1_000)
-
-    def open_again() -> Log:
-        disk.kill_process()
-        return Log.open(DIRECTORY, disk=disk, now_ms=lambda: next(clock), segment_bytes=1000)
-
-    log = open_again()
-    log.append([created(*key, STARTS[key]) for key in KEYS])
-    times = []
-    for number in range(200):
-        log.append([batch(number, 1, bytes(60))])
-        found = log.maybe_since((1, 0), number, 0)
-        assert found is not None
-        times.append(found.time_ms)
-    log = open_again()
-    segment_count = len(segment_bases(disk))
-    assert segment_count > 20
-    assert log.maybe_since((1, 0), 0, times[-30]) == DatedOffset(170, times[-30])
-    assert log.maybe_since((7, 0), 100, times[-30]) is None, "there is nothing of it"
-    assert len(log.lookup._indexes) < segment_count // 2
-    opened = []
-    for _ in range(2):
-        for number, time_ms in enumerate(times[-30:], 170):
-            assert log.maybe_since((1, 0), 0, time_ms) == DatedOffset(number, time_ms)
-        opened.append(disk.calls["open"])
-    assert opened[0] == opened[1], "all is open already"
-
-
 def test_an_index_takes_37_bytes_a_range_and_33_a_batch() -> None:
     filled = Filled()
     base, following, *_ = segment_bases(filled.disk)
     rows = sum(base < at.position < following for at in filled.locations.values())
     size = len(filled.disk.names[index_path(DIRECTORY, base)].cached)
     assert size == INDEX_HEADER_BYTES + 37 * len(KEYS) + 33 * rows
-
-
-def test_readers_in_threads_find_whole_groups_while_the_writer_appends(tmp_path: Path) -> None:
-    """Each reads from random offsets up to the tail, and one also removes the indexes."""
-    log = open_log(OsDisk(), tmp_path, segment_bytes=4000)
-    log.append([created()])
-    failures: list[BaseException] = []
-    is_done = threading.Event()
-    tail = 0
-
-    def read_on(seed: int) -> None:
-        choose = random.Random(seed)
-        try:
-            while not is_done.is_set():
-                durable = tail
-                offset = choose.randrange(durable + 1)
-                slots = list(log.batches_from((1, 0), offset))
-                assert [slot.base_offset for slot in slots[: durable - offset]] == list(
-                    range(offset, durable)
-                )
-                bodies = read_bodies((1, 0), slots)
-                assert bodies.error is None
-                found = log.maybe_since((1, 0), offset, 0)
-                assert offset >= durable if found is None else offset == found.offset
-                assert all(
-                    body == b"%d" % slot.base_offset * 20
-                    for slot, body in zip(slots, bodies.data, strict=True)
-                )
-                if seed == 0:
-                    for path in list(tmp_path.glob("*.idx")):
-                        path.unlink(missing_ok=True)
-                    with log.lookup._lock:
-                        log.lookup._indexes.clear()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=read_on, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for number in range(0, 600, 3):
-        log.append([batch(number + n, 1, b"%d" % (number + n) * 20) for n in range(3)])
-        tail = number + 3
-    is_done.set()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert len(segment_bases(OsDisk(), tmp_path)) > 5
-    log.close()
 
 
 def test_an_index_of_another_segment_is_not_taken() -> None:

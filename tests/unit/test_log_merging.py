@@ -14,7 +14,6 @@ from sbp_core.log.states.replicated_entries import (
     fenced_entry,
     settled_entry,
 )
-from sbp_core.log.states.writer_states import mark_of
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from tests.support.disk import FaultyDisk
@@ -166,40 +165,6 @@ def small_pair(at: int) -> list[Entry]:
     return [small(2 * at, (7, 0)), small(2 * at + 1, (7, 0))]
 
 
-def test_what_belongs_together_is_not_decided_by_the_log() -> None:
-    """Every seventh batch stays alone, and nothing is merged where that would not fit."""
-
-    def some(bodies: Iterable[memoryview]) -> tuple[int, bytes | None]:
-        parts: list[bytes] = []
-        for each in bodies:
-            is_alone = int(bytes(each)[:-1].partition(b":")[2]) % 7 == 0
-            if is_alone and parts:
-                break
-            parts.append(bytes(each))
-            if is_alone:
-                return 1, None
-        return len(parts), b"".join(parts)
-
-    log = opened(FaultyDisk())
-    appended = filled(log)
-    assert Cleaner(log, some).clean().merged_count > 0
-    assert counts(log)[:5] == [1, 6, 1, 6, 1]
-    check_all(log, appended)
-
-    def padded(bodies: Iterable[memoryview]) -> tuple[int, bytes]:
-        parts = list(map(bytes, bodies))
-        return len(parts), b"".join(parts) + bytes(100 * len(parts))
-
-    log = opened(FaultyDisk())
-    appended = filled(log)
-    log.append([Entry(EntryKind.STREAM_DELETED, 2, -1, 0, 0)])
-    del appended[2, 0]
-    cleaned = Cleaner(log, padded).clean(live_share_max=1)
-    assert cleaned.rewritten_count == len(log.extent.sealed)
-    assert cleaned.merged_count == 0
-    check_all(log, appended)
-
-
 def test_a_segment_stays_if_none_of_a_few_batches_can_be_merged() -> None:
     """Columns and sequences stay as they are: to rewrite a segment of them would be for nothing."""
     tried: list[int] = []
@@ -229,22 +194,6 @@ def test_a_segment_is_rewritten_if_batches_of_any_stream_can_be_merged() -> None
     assert max(counts(log)) == 1
     assert max(counts(log, (2, 0))) > 1
     check_all(log, appended)
-
-
-def test_writers_are_known_after_their_batches_were_merged() -> None:
-    disk = FaultyDisk()
-    log = opened(disk)
-    log.append([created()])
-    for offset in range(100):
-        entry = small(offset)
-        log.append([mark_of(entry, "w", offset, b"d" * 16), entry])
-    assert Cleaner(log, concatenate).clean().merged_count > 50
-    log.close()
-    log = opened(disk)
-    writer = log.writers.maybe_writer(1, "w")
-    assert writer is not None
-    assert writer.last_sequence == 99
-    assert [each.base_offset for each in writer.batches] == list(range(84, 100))
 
 
 def test_only_live_batches_are_merged() -> None:

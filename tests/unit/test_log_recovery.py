@@ -11,12 +11,9 @@ import pytest
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.limits import LOG_SCAN_BYTES
-from sbp_core.log.bodies import read_bodies
 from sbp_core.log.entry import COMMIT_BYTES, COMMIT_MARKER, Commit, Entry, encode_entry
 from sbp_core.log.segment_scan import maybe_find_proof
-from sbp_core.log.states.range_states import RecordSpan
 from sbp_core.segment_format import (
-    ENTRY_HEADER_BYTES,
     SegmentHeader,
     encode_segment_header,
     segment_path,
@@ -32,56 +29,12 @@ from tests.support.log import (
     note,
     open_log,
     reopened,
-    segment_bases,
     written,
 )
 
 FIRST = segment_path(DIRECTORY, 0)
 HEADER = encode_segment_header(SegmentHeader(0))
 """Buffer of a snapshot that would be empty, and can be done without."""
-
-
-@pytest.mark.parametrize("is_last", [True, False])
-def test_a_damaged_batch_with_an_intact_header_is_known_and_everything_else_is_served(
-    is_last: bool,
-) -> None:
-    groups = [[created(), batch(0)], [batch(1, 7, b"x" * 20), batch(8)], [batch(9)]]
-    files, locations = written(groups, is_clean=True, segment_bytes=10_000 if is_last else 300)
-    at = locations[2]
-    path = max(path for path in files if path.suffix == ".log" and int(path.stem) <= at.position)
-    damaged = bytearray(files[path])
-    damaged[at.position - int(path.stem) + ENTRY_HEADER_BYTES] ^= 1
-    disk = disk_with({**files, path: bytes(damaged)})
-    log = open_log(disk)
-    if is_last:
-        (damage,) = log.recovery.damaged_batches
-        assert (damage.path, damage.position) == (path, at.position)
-        assert damage.records == RecordSpan(1, 0, 1, 8)
-        assert "checksum" in damage.reason
-    assert log.recovery.torn_tail is None
-    assert log.ranges()[0].next_offset == 10
-    (slot,) = [slot for slot in log.batches_from((1, 0), 0) if slot.base_offset == 1]
-    assert slot.location == at
-    with pytest.raises(LogCorruptionError, match=r"offsets \[1, 8\) of range 0 of stream 1"):
-        raise read_bodies((1, 0), [slot]).error or AssertionError
-    others = [slot for slot in log.batches_from((1, 0), 0) if slot.base_offset != 1]
-    assert read_bodies((1, 0), others).data == (b"body",) * 3
-    assert contents(disk)[path] == damaged
-
-
-def test_a_torn_group_is_cut_durably_and_reported() -> None:
-    files, locations = written([[note(0)], [note(1), note(2)]])
-    start = locations[1].position
-    disk = disk_with({FIRST: files[FIRST][: start + 30]})
-    log, found = reopened(disk)
-    assert found == [0]
-    torn = log.recovery.torn_tail
-    assert torn is not None
-    assert (torn.path, torn.position, torn.cut_bytes) == (FIRST, start, 30)
-    assert "bytes are left" in torn.reason
-    assert disk.names[FIRST].durable == files[FIRST][:start]
-    assert log.recovery.segment_bases == (0,)
-    assert segment_bases(disk) == [0, start]
 
 
 def test_a_log_quoted_in_a_body_proves_nothing() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.cleaning import Cleaned, Cleaner
-from sbp_core.log.disk import DiskFile
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import Entry, Location
 from sbp_core.log.index_file import SegmentIndex, encode_index
@@ -29,7 +28,6 @@ from sbp_core.log.states.replicated_entries import (
     settled_entry,
 )
 from sbp_core.log.states.writer_states import (
-    NO_WRITERS,
     NumberedBatch,
     WriterState,
     encode_writers,
@@ -147,17 +145,6 @@ def test_a_replica_that_is_cut_equals_one_that_never_had_more(seq: int):
         log = open_log(disk, segment_bytes=600)
 
 
-def test_writers_of_the_next_range_outlive_a_late_cut():
-    log, numbered, _ = rolled()
-    writers = Entry(EntryKind.RANGE_WRITERS, 1, 1, 2, 0, NO_WRITERS)
-    log.append([fenced_entry(KEY), range_created(1, 1, 2, 77, is_replicated=True), writers])
-    assert log.writers.writers_of(1) == []
-    log.append([mark_of(batch(2, 1, key=(1, 1)), "w", 1), batch(2, 1, key=(1, 1))])
-    log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
-    (writer,) = log.writers.writers_of(1)
-    assert (writer.last_sequence, log.writers.known_from(1)) == (1, 1)
-
-
 def test_writers_that_a_later_range_shares_are_forgotten_by_a_cut():
     log, numbered, _ = rolled()
     log.append([fenced_entry(KEY), range_created(1, 1, 2, 77, is_replicated=True)])
@@ -266,39 +253,6 @@ def whole(*, is_settled: bool) -> tuple[FaultyDisk, list[Entry]]:
     return disk, numbered
 
 
-@pytest.mark.parametrize(("seq", "is_settled"), [(2, False), (7, True), (18, False)])
-def test_a_damaged_body_keeps_the_prefix_in_front_of_it(seq: int, is_settled: bool):
-    disk, numbered = whole(is_settled=is_settled)
-    path, _, location = places(disk)[seq - 1]
-    spoil(disk, path, location.end - 1)
-    for _ in range(2):
-        with open_log(disk, segment_bytes=100_000) as log:
-            found = replicated_range(log)
-            assert (found.prefix, found.highest_seq) == (prefix_of(*numbered[: seq - 1]), 24)
-            assert not found.is_whole
-            assert found.state is (RangeState.SEALED if is_settled else RangeState.OPEN)
-            assert log.prefix_at(KEY, seq - 1) == found.prefix
-            with pytest.raises(LogError, match="without a gap"):
-                log.prefix_at(KEY, seq)
-            log.append([created(8)])
-    if not is_settled:
-        with open_log(disk, segment_bytes=100_000) as log:
-            log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))] if seq > 2 else [])
-            assert seq == 2 or (replicated_range(log).is_whole and bodies(log) == [b"x" * 90])
-
-
-def test_damage_in_an_older_segment_is_found_when_it_is_read():
-    log, numbered, disk = rolled()
-    path, _, location = places(disk)[3]
-    spoil(disk, path, location.end - 1)
-    log.close()
-    log = open_log(disk)
-    assert replicated_range(log).is_whole
-    assert in_transit(log.numbered_entries(KEY, 4, 24)) == in_transit(numbered[4:])
-    with pytest.raises(LogCorruptionError, match="damaged at log position"):
-        list(log.numbered_entries(KEY, 2, 24))
-
-
 @pytest.mark.parametrize("is_header", [True, False])
 @pytest.mark.parametrize("segment_bytes", [600, 100_000])
 @pytest.mark.parametrize("seq", [2, 7, 24])
@@ -320,45 +274,6 @@ def test_a_repaired_log_keeps_the_prefix_in_front_of_damage(
     assert in_transit(log.numbered_entries(KEY, 0, seq - 1)) == in_transit(numbered[: seq - 1])
     log.append([fenced_entry(KEY), log.cut(KEY, 2, prefix_of(*numbered[:2]))] if seq > 2 else [])
     assert seq <= 2 or (bodies(log) == [b"x" * 90] and replicated_range(log).is_whole)
-
-
-def test_damage_to_others_leaves_a_replica_whole():
-    log, numbered, disk = rolled()
-    other = next(
-        location
-        for at in log.extent.sealed[1:]
-        for entry, location in logged_entries(log.lookup.views.view(at).file, at.base, at.size)
-        if entry.stream_id == 2 and entry.kind is EntryKind.BATCH
-    )
-    log.close()
-    path = max(
-        each for each in disk.names if each.suffix == ".log" and int(each.stem) <= other.position
-    )
-    spoil(disk, path, other.position + 13)
-    found = inspect_log(disk, DIRECTORY)
-    assert found.faults
-    assert [each.prefix for each in found.ranges if each.key == KEY] == [prefix_of(*numbered)]
-    repair_log(disk, DIRECTORY, found, 5_000)
-    log = open_log(disk)
-    assert replicated_range(log).is_whole
-    assert in_transit(log.numbered_entries(KEY, 0, 24)) == in_transit(numbered)
-
-
-def logged_entries(file: DiskFile, base: int, size: int) -> list[tuple[Entry, Location]]:
-    items = SegmentScanner(file, base, size).entries()
-    return [item for item in items if not isinstance(item, Damage)]
-
-
-def test_a_lost_end_keeps_the_prefix_that_is_left():
-    log, numbered, disk = rolled(100_000)
-    log.close()
-    path, _, location = places(disk)[9]
-    disk.names[path].truncate(location.position)
-    log = open_log(disk, segment_bytes=100_000)
-    assert log.recovery.lost_tail is not None
-    found = replicated_range(log)
-    assert (found.prefix, found.highest_seq) == (prefix_of(*numbered[:9]), 24)
-    assert log.prefix_at(KEY, 9) == found.prefix
 
 
 def test_a_check_says_where_the_next_start_cuts():

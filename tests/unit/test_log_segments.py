@@ -32,7 +32,6 @@ from tests.support.log import (
     note,
     open_log,
     reopened,
-    segment_bases,
     written,
 )
 
@@ -103,30 +102,6 @@ def test_other_files_are_left_alone() -> None:
     assert found == [0, 1, 2, 3, 4]
     assert log.recovery.segment_bases == tuple(int(path.stem) for path in segments_of(files))
     assert contents(disk) == files | others
-
-
-def test_a_crash_while_rolling_leaves_a_torn_header_or_snapshot() -> None:
-    files, locations = three_segments()
-    base = locations[-1].end
-    path = segment_path(DIRECTORY, base)
-    log = open_log(whole := disk_with(files))
-    snapshot = encode_snapshot(log._states)
-    log._roll()
-    data = contents(whole)[path]
-    assert len(data) == SEGMENT_HEADER_BYTES + COMMIT_BYTES + sum(each.length for each in snapshot)
-    for size in (*range(0, SEGMENT_HEADER_BYTES, 13), *range(SEGMENT_HEADER_BYTES, len(data), 7)):
-        is_header_whole = size >= SEGMENT_HEADER_BYTES
-        for tail in (b"", b"\xff" * (len(data) - size) if is_header_whole else b"\0"):
-            disk = disk_with({**files, path: data[:size] + tail})
-            log, found = reopened(disk)
-            assert found == [0, 1, 2, 3, 4]
-            torn = log.recovery.torn_tail
-            kept = SEGMENT_HEADER_BYTES if is_header_whole else 0
-            assert (torn.cut_bytes if torn else 0) == size + len(tail) - kept
-            log.append([note(5)])
-            assert segment_bases(disk)[-1] == base
-            disk.lose_power(lambda n: 0)
-            assert reopened(disk)[1] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_torn_snapshot_behind_a_damaged_segment_is_refused_and_kept() -> None:
@@ -292,15 +267,3 @@ def test_the_only_segment_cannot_do_without_its_snapshot_unless_the_log_starts_t
     write_start(disk, DIRECTORY, int(third.stem))
     with pytest.raises(LogCorruptionError, match="no older segment is left"):
         open_log(disk)
-
-
-def test_the_name_of_a_segment_found_at_recovery_is_made_durable() -> None:
-    files, locations = three_segments()
-    disk = disk_with(files)
-    path = segment_path(DIRECTORY, locations[-1].end)
-    disk.create(path)  # and then the process was killed, before it could sync the directory
-    disk.kill_process()
-    log, _ = reopened(disk)
-    log.append([note(5)])
-    disk.lose_power(lambda n: 0)
-    assert reopened(disk)[1] == [0, 1, 2, 3, 4, 5]

@@ -32,7 +32,6 @@ from tests.support.disk import FaultyDisk
 from tests.support.log import (
     KEY,
     batch,
-    bodies,
     commit,
     created,
     drop,
@@ -56,37 +55,6 @@ def test_a_batch_that_is_published_from_an_earlier_segment_is_not_recent():
     log.append([commit(log, "t"), batch(1)])
     assert not log.is_recent(KEY, 0), "the disk may have to be asked"
     assert log.is_recent(KEY, 1)
-
-
-def test_the_time_of_what_was_staged_is_that_of_its_end():
-    times = iter(range(1_000, 10_000, 100))
-    log = Log.open(
-        new_log().directory, disk=FaultyDisk(), now_ms=lambda: next(times), segment_bytes=10_000
-    )
-    log.append([created()])
-    log.append([staged("x", 0)])
-    appended = log.append([commit(log, "x")])
-    assert staging_time(log) == appended.time_ms
-    found = log.maybe_since(KEY, 0, appended.time_ms)
-    assert found is not None
-    assert found.offset == 0
-    assert log.maybe_since(KEY, 0, appended.time_ms + 1) is None
-
-
-def staging_time(log: Log) -> int:
-    (slot,) = log.batches_from(KEY, 0)
-    return slot.time_ms
-
-
-def test_damage_to_a_staged_batch_is_noticed_and_named():
-    disk = FaultyDisk()
-    log = new_log(disk)
-    (location,) = log.append([staged("x", 0, b"what rots")]).locations
-    log.append([commit(log, "x")])
-    (path,) = (each for each in disk.names if each.suffix == ".log")
-    disk.names[path].cached[location.end - 1] ^= 1
-    with pytest.raises(AssertionError, match=r"offsets \[0, 1\) of range 0 of stream 1"):
-        bodies(log)
 
 
 def test_entries_that_contradict_the_ranges_are_refused():

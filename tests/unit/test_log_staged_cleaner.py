@@ -76,33 +76,6 @@ class Watched:
         return getattr(self._log, name)
 
 
-def test_dropped_entries_are_dead():
-    disk = FaultyDisk()
-    log = filled(disk)
-    log.append([trim(2), drop("t")])
-    fill(log, 3)
-    log.append([trim(2)])
-    cleaned = Cleaner(log).clean()
-    assert cleaned.removed_count > 3
-    assert EntryKind.STAGED not in {each.kind for each in entries(disk)}
-
-
-def test_the_end_of_a_transaction_lives_as_long_as_one_of_its_batches():
-    disk = FaultyDisk()
-    log = filled(disk)
-    log.append([commit(log, "t")])
-    fill(log, 6)
-    log.append([trim(2), trim(1, 5)])
-    Cleaner(log).clean()
-    ends = [each for each in entries(disk) if each.kind is EntryKind.TXN_END]
-    assert [each.count for each in ends] == [6]
-    assert bodies(log, 5) == STAGED[5:]
-    log.append([trim(1)])
-    Cleaner(log).clean()
-    assert len(segment_bases(disk)) == 1
-    assert log.staged.is_ended(1, "t"), "the log remembers without it"
-
-
 def test_an_end_of_which_little_lives_is_not_rewritten_again_and_again():
     """It stays whole, so a rewriting frees the rest once."""
     log = open_log(FaultyDisk(), segment_bytes=3_000)

@@ -8,7 +8,6 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.log.bodies import read_bodies
 from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
-from sbp_core.log.states.state_snapshot import decode_writer_snapshot, encode_writer_snapshot
 from sbp_core.log.states.writer_states import (
     NumberedBatch,
     WriterState,
@@ -64,14 +63,6 @@ def spoil(disk: FaultyDisk, base: int, offset: int) -> None:
     inode.write(bytes([inode.cached[offset] ^ 1]), offset)
 
 
-def test_a_mark_says_whose_the_batch_behind_it_is() -> None:
-    entry = batch(7, 3)
-    mark = mark_of(entry, "some.writer-1", 2**40)
-    assert (mark.kind, mark.base_offset, mark.count) == (EntryKind.WRITER_MARK, 7, 3)
-    assert decode_mark(mark) == ("some.writer-1", 2**40)
-    assert mark.body == b"\0\0\1\0\0\0\0\0some.writer-1"
-
-
 def test_a_mark_may_say_what_the_digest_of_the_batch_is() -> None:
     digest = bytes(range(16))
     mark = mark_of(batch(7, 3), "w", 5, digest)
@@ -82,22 +73,6 @@ def test_a_mark_may_say_what_the_digest_of_the_batch_is() -> None:
     writer = states.maybe_writer(1, "w")
     assert writer is not None
     assert writer.maybe_batch(5) == NumberedBatch(7, 3, 9, digest)
-
-
-@pytest.mark.parametrize(
-    "digests", [(), (b"",), (b"x" * 16,), (b"", b"y" * 16, b""), (b"z" * 16,) * 16]
-)
-def test_digests_go_along_with_writers_and_may_be_missing(digests) -> None:
-    batches = tuple(NumberedBatch(at, 1, at, digest) for at, digest in enumerate(digests))
-    writers = [WriterState("old", 3, (NumberedBatch(5, 2, 1),)), WriterState("w", 9, batches)]
-    data = encode_writers(writers)
-    assert data[0] == (2 if any(digests) else 1)
-    assert decode_writers(data) == writers
-    states = WriterStates()
-    for writer in writers:
-        states.restore(4, writer)
-    (entry,) = encode_writer_snapshot(states)
-    assert decode_writer_snapshot(entry) == [(4, writer) for writer in writers]
 
 
 @pytest.mark.parametrize(
@@ -113,17 +88,6 @@ def test_a_mark_that_makes_no_sense_is_damage(body) -> None:
 def test_writers_that_make_no_sense_are_damage(data) -> None:
     with pytest.raises(LogCorruptionError):
         decode_writers(data)
-
-
-def test_a_damaged_batch_is_still_its_writers() -> None:
-    disk = FaultyDisk()
-    log = filled(disk, 2, 10_000)
-    location = log.append(numbered(2, 2)).locations[1]
-    log.close()
-    spoil(disk, 0, location.position + ENTRY_HEADER_BYTES)
-    log = open_log(disk)
-    assert len(log.recovery.damaged_batches) == 1
-    assert last_sequence(log) == 2
 
 
 def test_a_damaged_mark_refuses_the_start_and_is_forgotten_by_a_repair() -> None:
@@ -241,18 +205,3 @@ def test_writers_that_make_no_sense_change_nothing() -> None:
         states.apply(Entry(EntryKind.RANGE_WRITERS, 1, 1, 50, 1, b"\3"), 7)
     assert states.maybe_writer(1, "w") is not None
     assert states.known_from(1) == 0
-
-
-def test_a_mark_whose_batch_was_torn_off_means_nothing() -> None:
-    disk = FaultyDisk()
-    log = filled(disk, 2, 10_000)
-    location = log.append(numbered(2, 2)).locations[1]
-    disk.kill_process()
-    disk.names[segment_path(DIRECTORY, 0)].truncate(location.position)
-    log = open_log(disk)
-    assert last_sequence(log) == 1
-    log.append([batch(2)])
-    disk.kill_process()
-    log = open_log(disk)
-    assert last_sequence(log) == 1, "another batch took the place of the one that was marked"
-    assert log.ranges()[0].next_offset == 3

@@ -12,7 +12,6 @@ from sbp_core.record_sizes import DEFAULT, LARGEST, RecordSizes
 from sbp_core.session.negotiation import (
     NO_WISHES,
     NOTHING,
-    Agreement,
     FeatureName,
     Wishes,
     accept,
@@ -31,25 +30,6 @@ def negotiate(wishes, connection_id=7):
     return agreement
 
 
-def test_everything_that_is_offered_is_agreed_on():
-    assert negotiate(EVERYTHING) == Agreement(
-        has_compression=True,
-        has_deadline=True,
-        connection_id=7,
-        has_handler_duration=True,
-        isolation="nightly.backfill-1",
-        has_header_checksum=True,
-        has_idempotent_append=True,
-        has_transactions=True,
-        has_part_columns=True,
-        has_schemas=True,
-        has_groups=True,
-        has_compare_and_set=True,
-        replication_version=1,
-        sizes=LARGEST,
-    )
-
-
 def test_costly_features_are_offered_only_on_request():
     agreement = negotiate(NO_WISHES)
     assert not agreement.has_compression
@@ -59,19 +39,6 @@ def test_costly_features_are_offered_only_on_request():
     assert agreement.has_idempotent_append
     assert agreement.has_transactions
     assert agreement.has_schemas
-
-
-def test_a_peer_that_knows_nothing_agrees_to_nothing():
-    assert settle(offer(EVERYTHING), ()) == NOTHING
-    assert accept((), 7) == (NOTHING, ())
-
-
-def test_an_absent_feature_is_a_declined_one():
-    offered = offer(EVERYTHING)
-    for left_out in FeatureName:
-        _, answered = accept((each for each in offered if each.name != left_out), 7)
-        assert left_out not in {each.name for each in answered}
-        assert settle(offered, answered) != negotiate(EVERYTHING)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +120,6 @@ def test_the_first_offer_of_a_feature_counts():
 )
 def test_a_client_ignores_an_answer_that_it_cannot_use(answered):
     assert settle(offer(EVERYTHING), [answered]) == NOTHING
-
-
-def test_a_client_ignores_what_it_never_offered():
-    _, answered = accept(offer(EVERYTHING), 7)
-    agreement = settle(offer(NO_WISHES), answered)
-    assert not agreement.has_compression
-    assert agreement.isolation == ""
 
 
 @pytest.mark.parametrize("name", ["two words", "ü", "x" * 65, "a/b"])

@@ -8,15 +8,13 @@ import pytest
 from sqlalchemy import delete, update
 
 from sbp_core.cli.main import main
-from sbp_core.errors import ConfigurationError, StatusError
+from sbp_core.errors import ConfigurationError
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
 from sbp_core.pd.metadata.history import MARK_NAME, CommitId, CommitMark
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.metadata.tables import cluster, streams
 from sbp_core.pd.model import CursorChange, StreamChange
 from tests.support.metadata import altered_metadata, contents, fill, verdict
-
-CASES_PER_FILE = 60
 
 
 @pytest.fixture(scope="module", params=["stopped", "killed"])
@@ -32,46 +30,6 @@ def committed(request, tmp_path_factory):
     if request.param == "stopped":
         shutil.copytree(folder / "open", folder / "data")
     return folder / "data", expected
-
-
-def damages(size):
-    """Ways to damage a file of `size` bytes."""
-    step = max(1, size // CASES_PER_FILE)
-    for place in range(step // 2, size, step):
-        yield lambda data, at=place: data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
-        yield lambda data, at=place: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-    for length in (0, 1, size // 3, size // 2, size - 1):
-        yield lambda data, length=length: data[:length]
-    yield lambda data: bytes(len(data))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", [DATABASE_NAME, WRITE_AHEAD_LOG_NAME, MARK_NAME])
-def test_served_metadata_were_committed(committed, tmp_path, name):
-    source, expected = committed
-    if not (source / name).exists():
-        pytest.skip("a store that was stopped has no write-ahead log")
-    data = (source / name).read_bytes()
-    refused = 0
-    for number, damage in enumerate(damages(len(data))):
-        folder = tmp_path / str(number)
-        shutil.copytree(source, folder)
-        (folder / name).write_bytes(damage(data))
-        found = verdict(folder, expected)
-        assert found is not False, f"case {number} serves something else"
-        refused += found is None
-        shutil.rmtree(folder)
-    assert refused > 0
-
-
-@pytest.mark.parametrize("name", [DATABASE_NAME, MARK_NAME])
-def test_a_file_that_is_missing_is_named(committed, tmp_path, name):
-    source, _ = committed
-    shutil.copytree(source, tmp_path / "data")
-    for each in (name, WRITE_AHEAD_LOG_NAME):
-        (tmp_path / "data" / each).unlink(missing_ok=True)
-    with pytest.raises(ConfigurationError, match="commits may be missing"):
-        open_store(tmp_path / "data")
 
 
 def test_a_changed_row_is_named_by_its_table(tmp_path):
@@ -184,19 +142,6 @@ def test_one_damaged_slot_of_the_mark_is_named_and_written_again(
     assert json.loads(capsys.readouterr().out)["notes"] == []
 
 
-def test_an_older_copy_is_refused_by_its_mark(tmp_path):
-    store = open_store(tmp_path / "data")
-    store.servers.allocate_id()
-    store.close()
-    shutil.copy(tmp_path / "data" / DATABASE_NAME, tmp_path / "copy")
-    store = open_store(tmp_path / "data")
-    store.servers.allocate_id()
-    store.close()
-    shutil.copy(tmp_path / "copy", tmp_path / "data" / DATABASE_NAME)
-    with pytest.raises(ConfigurationError, match="commits may be missing"):
-        open_store(tmp_path / "data")
-
-
 def test_rows_that_a_cascade_deletes_are_counted_out(tmp_path):
     store = open_store(tmp_path)
     fill(store)
@@ -208,20 +153,6 @@ def test_rows_that_a_cascade_deletes_are_counted_out(tmp_path):
         assert store.database.count(table) == 0
     store.close()
     open_store(tmp_path).close()
-
-
-def test_a_commit_that_is_not_known_here_stops_the_store_and_its_next_start(tmp_path):
-    store = open_store(tmp_path)
-    store.database.check_history(store.last_commit)
-    store.database.check_history(CommitId())
-    claimed = CommitId(store.last_commit.number + 1, store.last_commit.life_id)
-    with pytest.raises(StatusError, match=f"knows {claimed}"):
-        store.database.check_history(claimed)
-    with pytest.raises(StatusError, match="an older copy, or of another cluster"):
-        store.revision()
-    store.close()
-    with pytest.raises(ConfigurationError, match=f"{claimed} was the last one"):
-        open_store(tmp_path)
 
 
 def test_altered_metadata_is_as_good_as_committed(tmp_path):

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from sbp_core import group_limits
 from sbp_core.access.rights import Grant, Right, SubjectRights
-from sbp_core.errors import InvalidRequestError, MemberUnknownError
+from sbp_core.errors import InvalidRequestError
 from sbp_core.pd.groups import group_operations
 from sbp_core.pd.groups.eligibility import StreamNames
 from sbp_core.pd.groups.group import Member
 from sbp_core.pd.groups.group_operations import GroupOperations
-from sbp_core.pd.model import NewStream, StreamChange
+from sbp_core.pd.model import NewStream
 
 GROUP = "g"
 SESSION_MS, HANDOVER_MS = 10_000, 30_000
@@ -71,21 +71,6 @@ class Leader:
 @pytest.fixture
 def store(home):
     return home.open()
-
-
-def test_a_silent_member_is_expelled_after_its_session_timeout(store):
-    (stream_id,) = create(store, "s")
-    leader = Leader(store)
-    assert leader.join("a") == [stream_id]
-    assert leader.join("b") == []
-    leader.pass_time(SESSION_MS / 1000 - SWEEP_SECONDS, b=())
-    assert leader.members() == {"a", "b"}
-    leader.pass_time(SWEEP_SECONDS, b=())
-    assert leader.members() == {"b"}
-    assert leader.beat("b") == [stream_id]
-    assert (leader.operations.expelled_count, leader.operations.moved_count) == (1, 1)
-    with pytest.raises(MemberUnknownError):
-        leader.beat("a", [stream_id])
 
 
 def test_a_member_that_gives_nothing_up_is_expelled_after_its_hand_over_timeout(store):
@@ -163,19 +148,6 @@ def test_patterns_match_as_those_of_grants_do(changes, patterns):
     expected = {key for key, name in names.items() if Right.READ in granted.on(name)}
     assert streams.matching(patterns) == expected
     assert StreamNames(names.items()).matching(patterns) == expected
-
-
-def test_streams_come_and_go_by_their_names(store):
-    one, _, other = create(store, "orders.1", "_orders", "bills")
-    leader = Leader(store)
-    assert leader.join("a", "orders.*", "b*") == [one, other]
-    (two,) = create(store, "orders.2")
-    leader.look()
-    assert leader.beat("a") == sorted([one, two, other])
-    store.update_streams([StreamChange(other, "other", 0)])
-    store.delete_streams([one])
-    leader.look()
-    assert leader.beat("a") == [two]
 
 
 def test_a_member_gets_streams_that_its_identity_may_read(store):

@@ -67,24 +67,3 @@ def test_groups_with_members_are_listed_among_those_with_cursors(store):
         listed += [(each.group, each.committed_at_ms) for each in part]
         name = part[-1].group
     assert listed == [("a", -1), ("b", 7), ("c", -1), ("d", 7), ("e", -1)]
-
-
-def test_a_group_without_members_is_gone(store):
-    streams = create(store, "a")
-    group = joined(store, streams, member("m", "*"))
-    assert store.groups.names() == [GROUP]
-    assert store.groups.has_members(GROUP)
-    store.groups.change(GROUP, group, group.without_members(["m"], {}))
-    assert store.groups.names() == []
-    assert not store.groups.has_members(GROUP)
-    assert store.groups.maybe_group(GROUP) is store.groups.maybe_group(GROUP, "m") is None
-    assert store.capacity.counts()["group_members"][0] == 0
-
-
-def test_a_deleted_stream_takes_its_holding_along(store):
-    streams = create(store, "a", "b")
-    group = joined(store, streams, member("m", "*"))
-    store.delete_streams([streams[0]])
-    after = store.groups.maybe_group(GROUP)
-    assert after.assigned("m") == streams[1:]
-    assert after.generation == group.generation

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbp_core.errors import MemberUnknownError, StreamNotHeldError
+from sbp_core.errors import StreamNotHeldError
 from sbp_core.pd.groups.group import Group, Member
 
 STREAMS = frozenset({1, 2})
@@ -39,22 +39,3 @@ def test_a_late_commit_of_an_earlier_holding_is_refused():
         with pytest.raises(StreamNotHeldError, match="holds stream 2 again, since generation"):
             group.check_holds("a", generation, 2)
     group.check_holds("a", group.generation, 2)
-
-
-def test_a_commit_of_a_stream_that_another_member_holds_is_refused():
-    group = given_up(joined(Group(10), "a", "b"), "a")
-    for member_id, stream_id in (("a", 2), ("b", 1), ("a", 9)):
-        with pytest.raises(StreamNotHeldError, match="does not hold"):
-            group.check_holds(member_id, group.generation, stream_id)
-
-
-def test_a_member_that_was_expelled_and_joined_again_is_another_one():
-    group = joined(Group(10), "a")
-    before = group.generation
-    group = joined(left(group, "a"), "a")
-    assert group.member("a", group.generation).joined == group.generation
-    for generation in (before, group.generation + 1):
-        with pytest.raises(MemberUnknownError, match="another life"):
-            group.member("a", generation)
-    with pytest.raises(MemberUnknownError, match="not a member"):
-        group.member("b", group.generation)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sqlite3
 
 import pytest
 
@@ -148,22 +147,6 @@ def test_check_changes_nothing_and_tells_in_json(tmp_path, capsys):
     assert {path.name: path.read_bytes() for path in (tmp_path / "killed").iterdir()} == before
 
 
-def test_damaged_rows_are_named_and_can_be_accepted(tmp_path, capsys):
-    store = open_store(tmp_path)
-    create(store, "a", "b")
-    store.close()
-    with sqlite3.connect(tmp_path / DATABASE_NAME) as connection:
-        connection.create_function("row_checksum", -1, lambda *_: b"other", deterministic=True)
-        connection.execute("UPDATE streams SET retention_bytes = 1")
-    connection.close()
-    assert main(["pd", "check", str(tmp_path)]) == 1
-    assert "table streams: 2 of its 2 rows" in capsys.readouterr().out
-    assert main(["pd", "accept", str(tmp_path)]) == 0
-    store = open_store(tmp_path)
-    assert [each.retention_bytes for each in store.streams_after(-1, 9)] == [1, 1]
-    store.close()
-
-
 def test_intact_metadata_are_not_touched_by_accept(tmp_path, capsys):
     store = open_store(tmp_path)
     create(store, "a")
@@ -184,13 +167,6 @@ def test_check_needs_a_stopped_placement_driver_and_metadata(tmp_path, capsys):
     assert main(["pd", "check", str(tmp_path / ("x" * 300))]) == 2
     assert "cannot be read: File name too long; name a folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "data"]
-
-
-def test_a_file_that_is_no_database_is_named(tmp_path, capsys):
-    (tmp_path / DATABASE_NAME).write_bytes(b"x" * 5000)
-    assert main(["pd", "check", str(tmp_path)]) == 1
-    assert "not a database" in capsys.readouterr().out
-    assert main(["pd", "accept", str(tmp_path)]) == 2
 
 
 def test_a_range_server_remembers_the_last_commit(tmp_path, caplog):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from sbp_core.limits import ABORTED_TXNS_KEPT_MS, TXN_ID_LENGTH_MAX, TXNS_KEPT_P
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.txns.transactions import (
-    AbortedTxn,
     Decision,
     Manifest,
     Part,
@@ -83,28 +81,6 @@ def test_a_number_that_leaps_is_refused_and_changes_nothing(txns):
     assert txns.commit(manifest(6, producer="q"), 9) == Decision(is_replay=True, txn=None)
 
 
-def test_parts_are_there_until_they_are_published(txns):
-    one = commit(txns, 1, part("p.1.a"), part("p.1.b", 2))
-    two = commit(txns, 2, part("p.2.a"))
-    empty = commit(txns, 3)
-    assert [each.txn_number for each in txns.unpublished()] == [one, two]
-    txns.record_published([(one, 1), (two, 1)])
-    assert [each.parts for each in txns.unpublished()] == [(part("p.1.b", 2),)]
-    txns.record_published([(one, 2), (one, 2)])
-    assert txns.unpublished() == []
-    assert [each.txn_number for each in txns.txns_after(-1, 10)] == [one, two, empty]
-    assert [each.txn_number for each in txns.txns_after(one, 1)] == [two]
-    assert txns.txns_after(-1, 10, "q") == []
-
-
-def test_a_deleted_stream_takes_its_parts_along(store, txns):
-    commit(txns, 1, part("p.1.a"), part("p.1.b", 2))
-    commit(txns, 2, part("p.2.a"))
-    store.delete_streams([1])
-    assert [each.parts for each in txns.unpublished()] == [(part("p.1.b", 2),)]
-    assert txns.commit(manifest(2), 9).is_replay
-
-
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
@@ -122,39 +98,6 @@ def test_a_refused_commit_decides_nothing(txns, wrong, error):
     assert txns.maybe_last_batch("p") is None
     assert len(txns.unpublished()) == 1
     commit(txns, 2, part("p.2.z"))
-
-
-def test_a_batch_is_either_committed_or_given_up(txns):
-    number = commit(txns, 3, part("p.3.a"), part("p.3.a", 2), part("x", 2))
-    copies = [part(copy_of("p.3.a", 0), range_index=1), part(copy_of("x", 0), 2, 1)]
-    assert (
-        txns.abort([part("p.3.a"), part("p.3.a", 2), part("x", 2), *copies], 9)
-        == [Verdict.KEPT] * 5
-    )
-    assert txns.abort([part("x")], 9) == [Verdict.DEAD], "it is committed in another stream"
-    txns.record_published([(number, 1)])
-    assert txns.abort([part("p.3.a"), part("p.3.a", 2)], 9) == [Verdict.DEAD, Verdict.KEPT]
-    assert txns.aborted_after("", 10) == [], "nobody says that a committed one was given up"
-    publish(txns, number)
-    assert txns.abort([part("p.3.a", 2), copies[0]], 9) == [Verdict.DEAD] * 2
-    assert txns.abort([part("y"), part("p.4.a")], 9) == [Verdict.GIVEN_UP] * 2
-    assert txns.abort([part("y", 2), part(copy_of("y", 1))], 10) == [Verdict.DEAD] * 2
-    assert txns.aborted_after("", 10) == [AbortedTxn("p.4.a", 9), AbortedTxn("y", 9)]
-    assert txns.aborted_after("p.4.a", 10) == [AbortedTxn("y", 9)]
-    assert txns.aborted_after("", 10, "p") == [AbortedTxn("p.4.a", 9)]
-    with pytest.raises(TxnAbortedError, match=r"p\.4\.a was aborted"):
-        txns.commit(manifest(4, part("p.4.a")), 9)
-    commit(txns, 4, part("p.4.b"))
-
-
-def test_a_mere_request_gives_nothing_up(txns):
-    """A range server asks so of what is staged: dead are the losers of decided batches."""
-    asked = [part("p.3.loser", count=-1), part("p.4.a", count=-1), part("x", count=-1)]
-    assert txns.abort(asked, 9) == [Verdict.KEPT] * 3
-    commit(txns, 3, part("p.3.a"))
-    assert txns.abort(asked, 9) == [Verdict.DEAD, Verdict.KEPT, Verdict.KEPT]
-    assert txns.aborted_after("", 10) == []
-    commit(txns, 4, part("p.4.a"))
 
 
 def test_no_more_is_kept_than_is_asked_for(txns):
@@ -244,13 +187,6 @@ def test_a_trim_leaves_the_ranges_that_publishing_needs(store, txns):
     assert [each.range_index for each in kept] == [2, 3]
 
 
-def test_decisions_do_not_touch_the_revision(store, txns):
-    before = store.revision()
-    publish(txns, commit(txns, 1, part("p.1.a")))
-    txns.abort([part("x")], 9)
-    assert store.revision() == before
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -274,16 +210,6 @@ def test_decisions_do_not_touch_the_revision(store, txns):
 def test_manifests_that_make_no_sense(wrong):
     with pytest.raises(InvalidRequestError):
         check_manifest(wrong)
-
-
-def test_manifests_that_do():
-    check_manifest(manifest(1))
-    check_manifest(manifest(1, part("x"), part("x", range_index=1), part("x", 2), part("p.1.a")))
-    check_manifest(manifest(1, part("x" * (TXN_ID_LENGTH_MAX - 11))))
-    most = limits.TXN_RECORDS_MAX, limits.TXN_BATCHES_MAX
-    unknown = sized("y", 0, -1)
-    check_manifest(manifest(1, sized("x", *most), unknown, replace(unknown, stream_id=2)))
-    check_manifest(manifest(1, sized("x", *most), replace(sized("x", *most), stream_id=2)))
 
 
 def test_a_lost_part_of_a_decision_is_recorded(txns):

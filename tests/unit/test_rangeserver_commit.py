@@ -128,18 +128,6 @@ async def begin(committer, disk):
     disk.sync_count = 0
 
 
-def test_with_an_interval_batches_are_acknowledged_when_they_are_written(tmp_path):
-    async def body(committer, disk, durable):
-        await begin(committer, disk)
-        for offset in range(3):
-            await committer.submit([batch(offset)])
-        assert disk.sync_count == 0
-        assert len(durable) == 4
-        assert committer.pending_bytes == 0
-
-    run(tmp_path, body, sync_interval_ms=limits.FSYNC_INTERVAL_MS_MAX)
-
-
 def test_batches_are_synced_after_the_interval(tmp_path):
     async def body(committer, disk, durable):
         await begin(committer, disk)
@@ -152,21 +140,6 @@ def test_batches_are_synced_after_the_interval(tmp_path):
         assert disk.sync_count >= 2
 
     run(tmp_path, body, sync_interval_ms=20)
-
-
-def test_other_entries_are_synced_before_they_are_acknowledged(tmp_path):
-    async def body(committer, disk, durable):
-        await begin(committer, disk)
-        await committer.submit([batch(0)])
-        decision = committer.submit([created(2)])
-        await asyncio.wait([decision], timeout=0.05)
-        assert not decision.done()
-        disk.gate.set()
-        await decision
-        assert disk.sync_count == 1
-        assert committer._log._active.synced_upto == committer._log.end_position
-
-    run(tmp_path, body, sync_interval_ms=limits.FSYNC_INTERVAL_MS_MAX)
 
 
 def test_a_sync_that_fails_later_ends_the_committer(tmp_path):
@@ -190,30 +163,6 @@ def large(offset):
 async def until(condition):
     while not condition():  # noqa: ASYNC110 - what threads do raises no event here
         await asyncio.sleep(0.001)
-
-
-def test_much_that_waits_is_written_while_the_disk_syncs(tmp_path):
-    async def body(committer, disk, durable):
-        await begin(committer, disk)
-        log = committer._log
-        first = committer.submit([batch(0)])
-        await until(lambda: log.end_position > committer._log._active.synced_upto)
-        end = log.end_position
-        small = committer.submit([batch(1)])
-        await asyncio.sleep(0)
-        assert len(committer._jobs) == 1, "it waits to share the next sync"
-        much = committer.submit([large(2)])
-        await until(lambda: log.end_position > end)
-        more = committer.submit([large(3)])
-        await asyncio.sleep(0)
-        assert len(committer._jobs) == 2, "and there are never more"
-        assert not any(future.done() for future in (first, small, much, more))
-        disk.gate.set()
-        await asyncio.gather(first, small, much, more)
-        assert durable == [0] * 4, "one group for each but the small one"
-        assert committer.pending_bytes == 0
-
-    run(tmp_path, body)
 
 
 def test_groups_are_acknowledged_in_their_order_whatever_the_threads_do(tmp_path):

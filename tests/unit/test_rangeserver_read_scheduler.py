@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -99,98 +98,6 @@ def test_the_body_gets_the_bytes_read_and_errors_pass_through():
             with pytest.raises(KeyError):
                 async with bench.scheduler.read(ReadJob(TAIL, 1), lambda: b""):
                     raise KeyError
-
-    run(body)
-
-
-def test_a_tail_read_goes_before_a_backlog():
-    async def body(bench):
-        tasks = await bench.fill()
-        tasks += [bench.start(f"old-{number}") for number in range(8)]
-        tasks.append(bench.start("tail", TAIL))
-        for name in range(PLACES):
-            bench.release(name)
-        await bench.until(lambda: len(bench.bodies) == 2 * PLACES)
-        assert sorted(bench.bodies[PLACES:]) == ["old-0", "old-1", "old-2", "tail"]
-        for name in ("tail", *(f"old-{number}" for number in range(8))):
-            bench.release(name)
-        await asyncio.gather(*tasks)
-
-    run(body)
-
-
-def test_a_waiting_read_that_is_cancelled_never_runs():
-    async def body(bench):
-        tasks = await bench.fill()
-        gone, kept = bench.start("gone"), bench.start("kept")
-        await asyncio.sleep(0)
-        await cancel(gone)
-        for name in (*range(PLACES), "kept"):
-            bench.release(name)
-        await asyncio.gather(*tasks, kept)
-        assert "gone" not in bench.read
-        assert "kept" in bench.read
-
-    run(body)
-
-
-def test_a_read_that_is_cancelled_when_its_turn_comes_passes_its_place_on():
-    async def body(bench):
-        tasks = await bench.fill()
-        await cancel(tasks.pop(0))
-        is_over = asyncio.Event()
-        gone = None
-
-        async def first():
-            async with bench.scheduler.read(ReadJob(CATCH_UP, 1), lambda: None):
-                await is_over.wait()
-            gone.cancel()  # in the same step in which it got the place
-
-        tasks.append(asyncio.create_task(first()))
-        await asyncio.sleep(0)
-        gone, kept = bench.start("gone"), bench.start("kept")
-        is_over.set()
-        await bench.until(lambda: "kept" in bench.read)
-        assert gone.cancelled()
-        assert "gone" not in bench.read
-        for name in (*range(1, PLACES), "kept"):
-            bench.release(name)
-        await asyncio.gather(*tasks, kept)
-
-    run(body)
-
-
-def test_a_read_that_is_cancelled_and_has_not_noticed_is_not_run_when_its_turn_comes():
-    async def body(bench):
-        tasks = await bench.fill()
-        gone, kept = bench.start("gone"), bench.start("kept")
-        await asyncio.sleep(0)
-        bench.release(0)
-        gone.cancel()
-        for name in (*range(1, PLACES), "kept"):
-            bench.release(name)
-        await asyncio.gather(*tasks, kept)
-        assert gone.cancelled()
-        assert "gone" not in bench.read
-
-    run(body)
-
-
-def test_a_body_or_a_read_under_way_that_is_cancelled_gives_its_place_back():
-    async def body(bench):
-        for task in await bench.fill():
-            await cancel(task)
-        gate = threading.Event()
-
-        async def stuck():
-            async with bench.scheduler.read(ReadJob(TAIL, 1), gate.wait):
-                pytest.fail("the read was cancelled")
-
-        tasks = [asyncio.create_task(stuck()) for _ in range(PLACES)]
-        await bench.until(lambda: bench.scheduler._at_work_count == PLACES)
-        for task in tasks:
-            await cancel(task)
-        gate.set()
 
     run(body)
 

@@ -36,68 +36,12 @@ def counts(batches):
     return [decode_envelope(data).record_count for data in batches]
 
 
-def test_nothing_in_nothing_out():
-    builder = RowsBuilder(1)
-    assert builder.flush() == []
-    assert builder.add(rows(0), timestamp_ms=1) == []
-    assert builder.flush() == []
-
-
-def test_small_batches_are_joined():
-    builder = RowsBuilder(5)
-    for first in range(0, 1000, 10):
-        assert builder.add(rows(10, first=first), timestamp_ms=1) == []
-    assert builder.waiting_count == 1000
-    full = builder.flush()
-    assert counts(full) == [1000]
-    assert keys(full) == list(range(1000))
-    assert decode_envelope(full[0]).stream_id == 5
-    assert (builder.waiting_count, builder.waiting_bytes, builder.flush()) == (0, 0, [])
-
-
-def test_large_batches_are_split():
-    builder = RowsBuilder(1, target_bytes=16 * KIB)
-    batch = rows(5000)
-    full = builder.add(batch, timestamp_ms=1)
-    assert keys(full + builder.flush()) == list(range(5000))
-    assert all(15 * KIB < len(data) < 18 * KIB for data in full[:-1])
-    assert len(full[-1]) < 26 * KIB
-
-
 def test_rows_of_about_the_target_are_passed_on_as_they_came():
     builder = RowsBuilder(1, target_bytes=16 * KIB)
     for count in (110, 150, 180):
         (data,) = builder.add(rows(count), timestamp_ms=1)
         assert keys([data]) == list(range(count))
         assert builder.waiting_count == 0
-
-
-def test_a_batch_in_progress_is_filled_up_before_it_is_cut():
-    builder = RowsBuilder(1, target_bytes=16 * KIB)
-    builder.add(rows(50), timestamp_ms=1)
-    full = builder.add(rows(200, first=50), timestamp_ms=1) + builder.flush()
-    assert keys(full) == list(range(250))
-    assert len(full) == 2
-    assert 15 * KIB < len(full[0]) < 18 * KIB
-
-
-def test_sliced_input_counts_what_it_shows():
-    builder = RowsBuilder(1, target_bytes=16 * KIB)
-    parts = [rows(4000, value_bytes=0), rows(1000, first=4000)]
-    (parent,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
-    assert builder.add(parent.slice(4000, 20), timestamp_ms=1) == []
-    assert 20 * 100 < builder.waiting_bytes < 20 * 150
-    (data,) = builder.flush()
-    assert keys([data]) == list(range(4000, 4020))
-    assert len(data) < 4 * KIB
-
-
-def test_records_are_counted_too():
-    builder = RowsBuilder(1, records_max=30)
-    full = builder.add(rows(20), timestamp_ms=1)
-    full += builder.add(rows(80, first=20), timestamp_ms=1) + builder.flush()
-    assert counts(full) == [30, 30, 30, 10]
-    assert keys(full) == list(range(100))
 
 
 def test_a_batch_has_the_time_of_its_first_record():
@@ -150,16 +94,6 @@ def test_the_largest_target_still_fits_into_a_batch():
     full += builder.flush()
     assert sum(counts(full)) == count
     assert len(full) > 2
-
-
-def test_names_inside_the_map_and_schema_metadata_do_not_matter():
-    entries = pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", pa.binary()))
-    renamed = ROWS_SCHEMA.set(2, pa.field("headers", entries)).with_metadata({"a": "b"})
-    builder = RowsBuilder(1)
-    builder.add(rows(2), timestamp_ms=1)
-    builder.add(pa.RecordBatch.from_pylist([{"key": b"2"}], schema=renamed), timestamp_ms=1)
-    builder.add(rows(2, first=3), timestamp_ms=1)
-    assert keys(builder.flush()) == [0, 1, 2, 3, 4]
 
 
 def test_another_schema_is_refused():

@@ -1,12 +1,8 @@
 """Batches of columns: the envelope names their schema, the body is one Arrow message."""
 
-import random
-import string
 import struct
 from dataclasses import replace
-from itertools import pairwise
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,11 +16,8 @@ from sbp_core.records import (
     decode_envelope,
     encode_columns,
     encode_envelope,
-    peek_batch,
-    record_sizes,
     with_base_offset,
 )
-from sbp_core.records.envelope import Envelope
 
 SCHEMA = StreamSchema.of(
     pa.schema(
@@ -50,17 +43,6 @@ def batch_of(rows=ROWS, schema=SCHEMA.arrow):
 def encoded(batch=None, **options):
     given = {"stream_id": 9, "timestamp_ms": 17, **options}
     return encode_columns(batch_of() if batch is None else batch, SCHEMA, **given)
-
-
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_round_trip(compression):
-    data = encoded(compression=compression, timestamp_column="at", base_offset=7)
-    envelope = decode_envelope(data)
-    assert envelope == peek_batch(data)
-    assert (envelope.encoding, envelope.schema_fingerprint) == ("columns", SCHEMA.fingerprint)
-    assert (envelope.timestamp_column, envelope.base_timestamp_ms) == ("at", 17)
-    assert (envelope.stream_id, envelope.base_offset, envelope.record_count) == (9, 7, 3)
-    assert decode_columns(envelope, SCHEMA).to_pylist() == ROWS
 
 
 def test_without_a_column_of_times_there_is_none():
@@ -92,15 +74,6 @@ def test_rows_of_another_schema_are_not_encoded():
     ):
         with pytest.raises(SchemaError, match=r"expected \(id int64 not null, at .*: map them"):
             encoded(batch_of([], schema))
-
-
-def test_names_of_children_and_metadata_do_not_matter():
-    tags = pa.list_(pa.field("item", pa.string(), nullable=False))
-    schema = SCHEMA.arrow.set(2, pa.field("tags", tags)).with_metadata({"a": "b"})
-    data = encoded(batch_of(ROWS, schema))
-    decoded = decode_columns(decode_envelope(data), SCHEMA)
-    assert decoded.schema.equals(SCHEMA.arrow, check_metadata=True)
-    assert data == encoded()
 
 
 def unchecked(rows):
@@ -163,11 +136,6 @@ def test_a_batch_of_something_else_is_named():
             decode_columns(other, SCHEMA)
     with pytest.raises(RecordBatchError, match="read it with encoding=columns"):
         decode_batch(envelope)
-
-
-def test_no_rows_are_not_encoded():
-    with pytest.raises(RecordBatchError, match="batch of 0 records"):
-        encoded(batch_of([]))
 
 
 def simple(kind, array_buffers, count, *, children=()):
@@ -240,32 +208,6 @@ def test_a_body_of_another_schema_is_refused_or_valid():
 # The builder.
 
 
-def numbered(first, count):
-    ids = np.arange(first, first + count)
-    return batch_of([{"id": int(each), "tags": ["x" * 50]} for each in ids])
-
-
-def ids_of(batches):
-    found = []
-    for data in batches:
-        found += decode_columns(decode_envelope(data), SCHEMA).column("id").to_pylist()
-    return found
-
-
-def test_the_builder_joins_and_splits():
-    builder = ColumnsBuilder(5, SCHEMA, timestamp_column="at", target_bytes=16 * limits.KIB)
-    full = []
-    for first in range(0, 1000, 100):
-        full += builder.add(numbered(first, 100), timestamp_ms=first)
-    full += builder.flush()
-    assert ids_of(full) == list(range(1000))
-    assert len(full) > 3
-    assert all(len(data) < 24 * limits.KIB for data in full)
-    envelopes: list[Envelope] = [decode_envelope(data) for data in full]
-    assert {(each.stream_id, each.timestamp_column) for each in envelopes} == {(5, "at")}
-    assert {each.schema_fingerprint for each in envelopes} == {SCHEMA.fingerprint}
-
-
 @pytest.mark.parametrize("name", ["id", "nowhere"])
 def test_the_times_are_in_a_timestamp_column_of_the_schema(name):
     with pytest.raises(SchemaError, match=f"column {name} is to have the times"):
@@ -291,30 +233,3 @@ def test_the_largest_target_still_fits_into_a_batch():
     full = builder.add(batch, timestamp_ms=1) + builder.flush()
     assert sum(decode_envelope(data).record_count for data in full) == batch.num_rows
     assert len(full) == 2
-
-
-@pytest.mark.parametrize(
-    "compression",
-    [*(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("none", "lz4")), "zstd"],
-)
-def test_the_largest_record_of_the_most_columns_fits_into_a_batch(compression):
-    """Its many short values are padded and measured one by one, and do not become shorter."""
-    count = limits.SCHEMA_FIELDS_MAX
-    schema = StreamSchema.of(pa.schema([(f"c{index}", pa.string()) for index in range(count)]))
-
-    def row(size):
-        texts = random.Random(1).choices(string.printable, k=size)
-        ends = [size * index // count for index in range(count + 1)]
-        columns = [
-            pa.array(["".join(texts[start:end]), None]).slice(0, 1) for start, end in pairwise(ends)
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
-
-    own_bytes = int(record_sizes(row(0))[0])
-    largest = row(limits.RECORD_BYTES_MAX - own_bytes)
-    builder = ColumnsBuilder(1, schema, compression=compression)
-    (encoded,) = builder.add(largest, timestamp_ms=1) + builder.flush()
-    assert decode_columns(decode_envelope(encoded), schema) == largest
-    builder = ColumnsBuilder(1, schema, compression=compression)
-    with pytest.raises(RecordBatchError, match="at most 8388608 are allowed"):
-        builder.add(row(limits.RECORD_BYTES_MAX - own_bytes + 1), timestamp_ms=1)

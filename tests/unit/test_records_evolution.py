@@ -37,28 +37,6 @@ def compared(old, new):
 BASE = of(required("id", pa.int64()), pa.field("name", pa.string()), ("price", pa.decimal128(9, 2)))
 
 
-def test_a_schema_and_itself():
-    assert merge_schemas(BASE, BASE) == BASE
-    assert compare_schemas(BASE, BASE).differences == ()
-    check_evolution(BASE, BASE)
-    assert union_schemas([BASE]) == BASE
-
-
-def test_added_columns_come_last_and_may_be_null():
-    given = of(required("new", pa.int8()), *reversed(list(BASE.arrow)))
-    assert compared(BASE, given) == (
-        "id int64 not null, name string, price decimal(9, 2), new int8",
-        ["+ column new int8 is new"],
-    )
-    check_evolution(BASE, merge_schemas(BASE, given))
-
-
-def test_columns_that_may_be_null_may_be_left_out():
-    given = of(required("id", pa.int64()))
-    assert merge_schemas(BASE, given) == BASE
-    assert compare_schemas(BASE, given).differences == ()
-
-
 def test_a_required_column_may_not_be_left_out():
     given = of(("name", pa.string()))
     _, differences = compared(BASE, given)
@@ -103,12 +81,6 @@ def test_types_widen_and_narrow_ones_fit(narrow, wide):
     check_evolution(only(narrow), only(wide))
     with pytest.raises(SchemaError, match=r"column is missing|expected x .*, found x"):
         check_evolution(only(wide), only(narrow))
-
-
-def test_decimals_widen_to_what_has_the_digits_of_both():
-    merged = merge_schemas(only(pa.decimal128(10, 2)), only(pa.decimal128(6, 4)))
-    assert merged == only(pa.decimal128(12, 4))
-    check_evolution(only(pa.decimal128(10, 2)), merged)
 
 
 @pytest.mark.parametrize(

@@ -258,28 +258,6 @@ def encoded(batch, schema, compression="none"):
     return encode_columns(batch, schema, stream_id=1, timestamp_ms=0, compression=compression)
 
 
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-@pytest.mark.parametrize("kind", [pa.string(), pa.map_(pa.string(), pa.string())])
-def test_the_widest_schema_goes_all_the_way(kind, compression):
-    """Strings have the most buffers for a field, three."""
-    each = 1 if kind == pa.string() else 4
-    count = limits.SCHEMA_FIELDS_MAX // each
-    schema = of(**{f"c{index}": kind for index in range(count)})
-    assert decode_stream_schema(schema.encode()) == schema
-    cell = "x" if kind == pa.string() else [("k", "x"), ("l", None)]
-    columns = [pa.array([cell, None], kind)] * count
-    batch = pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
-    decoded = decode_columns(decode_envelope(encoded(batch, schema, compression)), schema)
-    assert decoded.equals(batch)
-    (fault,) = refused(**{f"c{index}": kind for index in range(count + 1)})
-    assert (
-        fault
-        == f"{each * (count + 1)} columns with all that are in them; at most 10000 are allowed"
-    )
-    with pytest.raises(SchemaError, match="at most 10000 are allowed"):
-        merge_schemas(schema, of(**{f"d{index}": kind for index in range(count)}))
-
-
 # Buffer that are no schema.
 
 
@@ -376,16 +354,3 @@ def test_only_one_message_of_a_schema_is_one():
 def test_bytes_of_another_form_are_refused(given, fault):
     with pytest.raises(SchemaError, match=fault):
         decode_stream_schema(given.serialize().to_pybytes())
-
-
-def test_every_flipped_bit_is_noticed_or_another_schema():
-    number = logical("y", pa.decimal128(9, 2), "money")
-    data = of(pa.field("x", pa.list_(pa.int8())), number).encode()
-    for bit in range(8 * len(data)):
-        damaged = bytearray(data)
-        damaged[bit // 8] ^= 1 << bit % 8
-        try:
-            found = decode_stream_schema(bytes(damaged))
-        except SchemaError:
-            continue
-        assert decode_stream_schema(found.encode()) == found

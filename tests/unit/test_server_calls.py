@@ -87,26 +87,6 @@ def test_a_call_that_waits_for_nothing_is_answered_without_a_task():
     run(handle, body)
 
 
-@pytest.mark.parametrize("timeout_ms", [0, 20_000])
-def test_a_call_that_waits_is_answered_by_its_task(timeout_ms):
-    async def handle(call: ServerCall):
-        call.decode(AppendRequest)
-        await asyncio.sleep(0)
-        handled_in.append(asyncio.current_task())
-        async with asyncio.timeout(30):  # which needs a task
-            await asyncio.sleep(0)
-        return Response(ANSWER)
-
-    async def body(peer, task):
-        assert peer.sent == []
-        await task
-        assert handled_in == [task]
-        assert peer.sent == [(ANSWER, True)]
-
-    handled_in: list[asyncio.Task[None] | None] = []
-    run(handle, body, timeout_ms)
-
-
 def test_a_peer_without_room_is_waited_for():
     async def handle(call: ServerCall):
         await asyncio.sleep(0)
@@ -118,23 +98,6 @@ def test_a_peer_without_room_is_waited_for():
             await asyncio.sleep(0)
         assert peer.sent == []
         peer.room.set()
-        await task
-        assert peer.sent == [(ANSWER, True)]
-
-    run(handle, body)
-
-
-def test_a_future_that_fails_or_is_awaited_twice_reaches_the_handler():
-    async def handle(call: ServerCall):
-        for _ in range(2):
-            failing = asyncio.get_running_loop().create_future()
-            failing.set_exception(OSError("the disk is gone"))
-            with pytest.raises(OSError, match="gone"):
-                await failing
-            await asyncio.sleep(0)
-        return Response(ANSWER)
-
-    async def body(peer, task):
         await task
         assert peer.sent == [(ANSWER, True)]
 

@@ -125,28 +125,6 @@ def test_the_rate_holds_for_an_identity_that_makes_a_connection_for_each_request
     assert refused > 0
 
 
-def test_a_refused_request_that_is_repeated_does_not_wait_from_the_beginning():
-    world = World(requests_per_s=1)
-    first, second = Connection(world), Connection(world)
-    for each in (first, second):
-        each.bind()
-    for _ in range(30):
-        first.allowance.charge_request(1)
-    for each in (first, second):
-        assert each.allowance.maybe_wait_seconds() == module.UNTOLD_SECONDS_MAX
-    world.now = module.UNTOLD_SECONDS_MAX
-    for each in (first, second):
-        each.allowance.look()
-    first.allowance.charge_request(1)
-    with pytest.raises(ThrottledError, match="etl is above its quota at this server"):
-        second.allowance.charge_request(1)
-    assert not second.allowance.is_open
-    assert second.allowance.maybe_wait_seconds() == module.LOOK_SECONDS
-    world.now += module.LOOK_SECONDS
-    second.allowance.look()
-    second.allowance.charge_request(1)
-
-
 def test_debt_outlives_the_connections_and_other_meters_are_dropped():
     world = World({"meters_kept": 2}, bytes_in_per_s=10)
     world.rules = rules_of({"bytes_in_per_s": 10})

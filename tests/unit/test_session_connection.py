@@ -50,28 +50,6 @@ def ask(client, server, **options):
     return call_id, event.frame
 
 
-def test_a_response_of_several_frames_ends_with_the_end_flag(client, server):
-    call_id, request = ask(client, server)
-    events = []
-    for number in range(3):
-        buffers = server.send_response(request, b"", [b"%d" % number], is_end=number == 2)
-        events += deliver(buffers, client)
-    assert [(e.call_id, bytes(e.frame.payload), e.frame.is_end) for e in events] == [
-        (call_id, b"0", False),
-        (call_id, b"1", False),
-        (call_id, b"2", True),
-    ]
-    assert len(client._calls) == len(server._requests) == 0
-
-
-def test_answers_may_come_in_any_order(client, server):
-    first, first_request = ask(client, server)
-    second, second_request = ask(client, server)
-    events = deliver(server.send_response(second_request), client)
-    events += deliver(server.send_response(first_request), client)
-    assert [event.call_id for event in events] == [second, first]
-
-
 def test_after_the_end_nothing_more_is_sent(client, server):
     _, request = ask(client, server)
     assert server.send_response(request)
@@ -123,14 +101,6 @@ def test_closing_fails_open_calls_with_an_unknown_outcome(client, server):
     with pytest.raises(ConnectError):
         client.start_call(Opcode.FETCH)
     assert list(client.events()) == []
-
-
-def test_garbage_breaks_the_connection_and_fails_open_calls(client, server):
-    call_id, _ = ask(client, server)
-    client.decoder.receive_data(b"GET / HTTP/1.1\r\n\r\n")
-    failed, broken = client.events()
-    assert failed.call_id == call_id
-    assert isinstance(broken, ConnectionBroken)
 
 
 def test_an_answer_to_a_call_that_was_never_made_breaks_the_connection(client):

@@ -79,14 +79,6 @@ def rows(batches):
     return [row for each in batches for row in each.to_pylist()]
 
 
-def test_columns_are_those_that_are_asked_for_in_their_order_and_type():
-    wanted = pa.schema({"name": pa.string(), "id": pa.int64()})
-    payload = batch([{"id": 3, "name": "a"}, {"id": None, "name": None}], FIRST)
-    (found,) = read([payload], [span(0, 2)], wanted, FakePlacementDriver(s7=[FIRST]))
-    assert found.schema.equals(wanted)
-    assert found.to_pylist() == [{"name": "a", "id": 3}, {"name": None, "id": None}]
-
-
 def test_a_schema_is_asked_for_once_for_all_tasks_of_a_process():
     driver = FakePlacementDriver(s7=[FIRST], s8=[FIRST])
     for _ in range(2):
@@ -162,18 +154,6 @@ def test_times_are_those_of_the_column_that_has_them(kind, is_column_read):
     assert parts == [5_000_000, 7_000_000, -1]
 
 
-def test_metadata_alone_and_in_fewer_and_wider_fields():
-    fields = [pa.field("offset", pa.int64()), pa.field("range_index", pa.int64())]
-    wanted = pa.schema([pa.field("_metadata", pa.struct(fields))])
-    payload = batch(numbers(0, 4), FIRST) + batch(numbers(4, 6), FIRST, 4)
-    driver = FakePlacementDriver(s7=[FIRST])
-    (found,) = read([payload], [span(1, 6)], wanted, driver, has_metadata=True)
-    assert found.schema.equals(wanted)
-    assert found.to_pylist() == [
-        {"_metadata": {"offset": n, "range_index": 0}} for n in range(1, 6)
-    ]
-
-
 def test_a_column_of_the_stream_may_have_the_name_of_the_metadata():
     schema = schema_of(_metadata=pa.string())
     payload = batch([{"_metadata": "mine"}], schema)
@@ -209,20 +189,6 @@ def test_each_of_some_small_batches_has_its_time(column):
     times = found.column("_metadata").field("timestamp").cast(pa.int64()).to_pylist()
     of_record_3 = 2_000_000 if column is None else 9_000_000
     assert times == [1_000_000, 2_000_000, of_record_3, None, None, 4_000_000]
-
-
-def test_small_batches_with_their_times_in_different_columns():
-    schema = schema_of(id=pa.int32(), at=TIMESTAMP, then=TIMESTAMP)
-    row = {"id": 0, "at": pa.scalar(1, TIMESTAMP).as_py(), "then": pa.scalar(2, TIMESTAMP).as_py()}
-    payload = b"".join(
-        batch([row], schema, number, timestamp_ms=3, timestamp_column=column)
-        for number, column in enumerate([None, "at", "at", None, "then", None])
-    )
-    wanted = with_metadata(pa.schema([]), "timestamp")
-    driver = FakePlacementDriver(s7=[schema])
-    (found,) = read([payload], [span(0, 6)], wanted, driver, has_metadata=True)
-    times = found.column("_metadata").field("timestamp").cast(pa.int64()).to_pylist()
-    assert times == [3_000, 1, 1, 3_000, 2, 3_000]
 
 
 def test_small_batches_are_decoded_together():
@@ -326,15 +292,6 @@ def test_a_column_that_was_widened_since_the_query_started():
     assert [row["id"] for row in rows(found)] == [0, 1, 2, 3]
 
 
-def test_a_column_that_was_required_once_is_read_like_any_other():
-    required = pa.schema([FIRST.arrow.field("id").with_nullable(False), FIRST.arrow.field("name")])
-    strict = StreamSchema.of(required)
-    payload = batch(numbers(0, 2), strict) + batch([{"name": "x"}], FIRST, 2)
-    driver = FakePlacementDriver(s7=[strict, FIRST])
-    found = rows(read([payload], [span(0, 3)], FIRST.arrow, driver))
-    assert [row["id"] for row in found] == [0, 1, None]
-
-
 def grown_schema(old):
     return merge_schemas(old, schema_of(**{f"added{n}": pa.string() for n in range(200)}))
 
@@ -366,25 +323,6 @@ def test_an_old_batch_in_a_schema_that_has_grown_takes_bounded_memory(old_batch)
         next_offset += found.num_rows
         assert offsets[-1].as_py() == next_offset - 1
     assert next_offset == OLD_COUNT
-
-
-def test_only_what_a_span_has_is_mapped(old_batch):
-    driver = FakePlacementDriver(s7=[NARROW, WIDE])
-    (found,) = read([old_batch], [span(400_000, 400_010)], WIDE.arrow, driver)
-    assert found.num_rows == 10
-    of_added_columns = found.drop_columns("flag").get_total_buffer_size()
-    assert of_added_columns < 100 * found.num_columns, "columns of nulls for ten rows only"
-
-
-def test_a_full_batch_stays_whole():
-    schema = schema_of(id=pa.int64())
-    values = pa.array(range(limits.BATCH_TARGET_BYTES // 8))
-    rows = pa.record_batch([values], schema=schema.arrow)
-    payload = encode_columns(rows, schema, stream_id=7, timestamp_ms=0)
-    (found,) = read(
-        [payload], [span(0, len(values))], schema.arrow, FakePlacementDriver(s7=[schema])
-    )
-    assert found.num_rows == len(values)
 
 
 TYPES = {

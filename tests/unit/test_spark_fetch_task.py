@@ -23,7 +23,7 @@ from sbp_spark.options.endpoints import Endpoint, Servers
 from sbp_spark.reading import input_partitions, prefetch
 from sbp_spark.reading.input_partitions import SpanPartition, decode_chunks
 from sbp_spark.reading.layout import RowsLayout
-from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
+from sbp_spark.reading.losses import DataLossError, Loss
 from sbp_spark.reading.planning import StreamSpan
 from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks
 from sbp_spark.reading.stored_runs import ENVELOPES_AT_ONCE, BrokenSequenceError
@@ -132,13 +132,6 @@ def test_a_small_micro_batch_has_the_spans_in_order_whichever_server_answers_fir
     assert [row["offset"] for row in rows(found)] == list(range(61))
 
 
-def test_spans_of_one_stream_come_in_order():
-    spans = [span(0, 25, range_index=0), span(25, 60, range_index=1), span(60, 61, range_index=2)]
-    found = rows(read(FakeServer(), spans))
-    assert [row["offset"] for row in found] == list(range(61))
-    assert [row["range_index"] for row in found] == [0] * 25 + [1] * 35 + [2]
-
-
 COLUMNS = source_schema(include_headers=True).fields
 
 
@@ -166,14 +159,6 @@ def test_columns_that_are_not_requested_are_not_built():
     assert found.schema.names == ["stream_id", "value"]
     with pytest.raises(pa.ArrowTypeError):
         list(decode_chunks(chunks, [nameless], ROWS))
-
-
-def test_small_batches_are_joined():
-    spans = [span(0, 25_000), span(0, 300, stream_id=8)]
-    found = read(FakeServer(records_per_batch=50, batches_per_answer=100), spans)
-    sizes = [each.num_rows for each in found]
-    assert sum(sizes) == 25_300
-    assert all(10_000 <= size < 20_000 for size in sizes[:-1])
 
 
 def test_more_batches_than_are_looked_at_at_once():
@@ -206,13 +191,6 @@ def test_gaps_and_overlaps_fail_the_task(stored, told):
     payload = memoryview(b"".join(batch(*bounds) for bounds in stored))
     with pytest.raises(BrokenSequenceError, match=rf"stream s7 \(id 7\), range 0, .*{told}"):
         list(decode_chunks([chunk_of(0, payload)], [span(0, 30)], ROWS))
-
-
-def test_damaged_bytes_fail_the_task():
-    damaged = bytearray(batch(0, 10))
-    damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
-    with pytest.raises(DamagedRecordsError, match=r"stream 7 \(s7\): \[0, 10\): "):
-        list(decode_chunks([chunk_of(0, memoryview(damaged))], [span(0, 10)], ROWS))
 
 
 @pytest.mark.parametrize(
@@ -323,11 +301,6 @@ def test_an_empty_partition_sends_no_request():
 def chunks_of(sizes):
     for index, size in enumerate(sizes):
         yield chunk_of(index, memoryview(bytes(size)), is_more=True)
-
-
-def test_prefetched_chunks_keep_their_order():
-    prefetcher = Prefetcher(chunks_of([10] * 100), bytes_max=35)
-    assert [chunk.span_index for chunk in prefetcher] == list(range(100))
 
 
 def test_the_thread_stays_within_its_bytes():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -33,11 +32,6 @@ def offset(*positions):
 
 def text(source_offset):
     return json.dumps(source_offset.to_json())
-
-
-def test_the_sentinel():
-    assert text(INITIAL) == '{"initial": true, "version": 2}'
-    assert SourceOffset.from_json({"initial": True, "version": 2}) == INITIAL
 
 
 def test_no_streams_yet_is_not_the_sentinel():
@@ -217,18 +211,6 @@ def test_foreign_offsets_are_refused(value):
     assert len(str(caught.value)) < 500
 
 
-def test_a_new_stream_without_base_is_refused():
-    with pytest.raises(CheckpointError, match=r"stream 2 appears .* base None"):
-        intervals(offset(at(1, 8)), offset(at(1, 8), at(2, 4)))
-
-
-def test_a_stream_created_again_is_read_from_its_base():
-    start = offset(at(1, 8, created=5))
-    assert intervals(start, offset(at(1, 9, created=6, base=2))) == ((1, 2, 9),)
-    with pytest.raises(CheckpointError, match="stream 1 appears"):
-        intervals(start, offset(at(1, 9, created=6)))
-
-
 def test_streams_that_were_deleted_are_found():
     def created(times_ms):
         return {each: StreamInfo(each, None, 1, 0, time_ms) for each, time_ms in times_ms.items()}
@@ -245,11 +227,6 @@ def test_an_unknown_creation_time_fits_any():
     assert advance(known, unknown.streams.values()) == offset(at(1, 9, created=5))
     with pytest.raises(StreamChangedError, match="backwards"):
         intervals(unknown, known)
-
-
-def test_an_end_below_the_start_is_refused():
-    with pytest.raises(StreamChangedError, match="backwards from offset 8 to 7"):
-        intervals(offset(at(1, 8)), offset(at(1, 7)))
 
 
 def test_a_stream_that_is_left_out_is_read_no_further():
@@ -271,36 +248,6 @@ def test_the_offset_names_lost_records_and_they_are_not_read():
 def test_a_loss_is_news_though_nothing_has_moved():
     start = offset(at(1, 8))
     assert advance(start, [at(1, 8)], [Loss(2, 0, None)]).lost == (Loss(2, 0, None),)
-
-
-def test_the_first_end_pins_the_base_even_when_there_is_nothing_to_read():
-    end = advance(INITIAL, [at(1, 100, base=100)])
-    assert text(end) != text(INITIAL)
-    assert intervals(INITIAL, end) == ((1, 100, 100),)
-
-
-def test_nothing_new_gives_the_same_text_with_and_without_base():
-    start = offset(at(1, 8, base=3), at(2, 4))
-    assert text(advance(start, [at(2, 4), at(1, 8)])) == text(start)
-    assert text(advance(start, [at(2, 4, base=2), at(1, 8, base=5)])) == text(start)
-
-
-def test_the_base_is_dropped_once_the_stream_moves_on():
-    start = offset(at(1, 8, base=3), at(2, 4, base=4))
-    assert advance(start, [at(1, 9, base=3), at(2, 4)]) == offset(at(1, 9), at(2, 4, base=4))
-
-
-def test_an_end_is_kept_while_it_is_asked_for_and_new_text_otherwise():
-    start = advance(INITIAL, [replace(at(1, 8, base=3), end_offset=9)])
-    assert ",end=9" in text(start)
-    assert text(advance(start, [replace(at(1, 8), end_offset=9)])) == text(start)
-    assert advance(start, [replace(at(1, 9), end_offset=9)]).streams[1].end_offset == 9
-    assert advance(start, [at(1, 8)]) == offset(at(1, 8))
-
-
-def test_a_stream_that_joins_later_brings_its_base():
-    start = offset(at(1, 8))
-    assert advance(start, [at(1, 8), at(2, 5, base=5)]) == offset(at(1, 8), at(2, 5, base=5))
 
 
 @pytest.mark.parametrize(

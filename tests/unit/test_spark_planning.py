@@ -48,26 +48,9 @@ def plan(spans, records=10, count=100):
     return plan_partitions(spans, records_per_partition_max=records, spans_per_partition_max=count)
 
 
-def test_spans_carry_name_and_servers():
-    placed = Placed(1, 4, 0, None, ("b:1", "c:1"))
-    (only,) = cover([Interval(1, 2, 3)], [placed], names=NAMES).spans
-    assert only == StreamSpan(1, "orders", 4, 2, 3, ("b:1", "c:1"))
-    assert (only.primary, only.record_count) == ("b:1", 1)
-
-
 def test_a_range_that_looks_open_ends_where_the_next_one_begins():
     ranges = [Placed(1, 0, 0, None), Placed(1, 1, 50, None)]
     assert cut([(1, 0, 60)], ranges) == [(1, 0, 0, 50), (1, 1, 50, 60)]
-
-
-def test_where_sealed_ranges_overlap_the_later_one_counts():
-    ranges = [Placed(1, 0, 0, 60), Placed(1, 1, 50, None)]
-    assert cut([(1, 0, 70)], ranges) == [(1, 0, 0, 50), (1, 1, 50, 70)]
-
-
-def test_a_range_told_twice_counts_once():
-    ranges = [Placed(1, 0, 0, None), Placed(1, 0, 0, None)]
-    assert cut([(1, 3, 9)], ranges) == [(1, 0, 3, 9)]
 
 
 def test_every_lost_part_of_every_stream_is_named_and_the_rest_is_covered():
@@ -108,16 +91,6 @@ def test_a_loss_without_a_known_end(caplog):
     assert len(caplog.records) == 1
 
 
-def test_short_spans_of_one_server_share_a_partition_in_order():
-    spans = [span(3, 0, 2), span(1, 5, 9, range_index=1), span(1, 2, 5), span(2, 0, 1)]
-    assert plan(spans) == ((spans[2], spans[1], spans[3], spans[0]),)
-
-
-def test_spans_of_different_servers_are_kept_apart():
-    spans = [span(1, 0, 1, "b:1"), span(2, 0, 1, "a:1"), span(3, 0, 1, "b:1"), span(4, 0, 1, "")]
-    assert plan(spans) == ((spans[3],), (spans[1],), (spans[0], spans[2]))
-
-
 HUGE = 10**13
 
 
@@ -153,11 +126,6 @@ def test_partitions_that_are_larger_than_asked_for_are_logged(caplog):
     plan([span(1, 0, 10 * PARTITIONS_MAX + 1)], records=10)
     (record,) = caplog.records
     assert str(PARTITIONS_MAX) in record.getMessage()
-
-
-def test_many_ranges_are_planned_as_before():
-    spans = [span(1, at, at + 1, range_index=at) for at in range(20_000)]
-    assert len(plan(spans, records=10, count=100)) == 2_000
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark.reading.losses import DataLossError
 from sbp_spark.reading.offsets import StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
@@ -54,12 +53,6 @@ def test_nothing_new_is_the_same_text(cluster):
     assert json.dumps(query.latestOffset(moved, ALL)) == json.dumps(moved)
 
 
-def test_starting_offsets_by_stream(cluster):
-    query = reader(startingOffsets='{"a": 7, "b": -2}')
-    end = query.latestOffset(query.initialOffset(), ALL)
-    assert spans(query.partitions(query.initialOffset(), end)) == [(1, 7, 50), (2, 10, 30)]
-
-
 @pytest.mark.parametrize(("offset", "is_inside"), [(9, False), (10, True), (30, True), (31, False)])
 def test_starting_offsets_must_lie_inside(cluster, offset, is_inside):
     query = reader("b", startingOffsets=f'{{"b": {offset}}}')
@@ -68,10 +61,6 @@ def test_starting_offsets_must_lie_inside(cluster, offset, is_inside):
     else:
         with pytest.raises(ConfigurationError, match=rf"b at {offset}, which has .*\[10, 30\)"):
             query.latestOffset(query.initialOffset(), ALL)
-
-
-def test_relative_starts_do_not_go_before_the_first_record(cluster):
-    assert read_up(reader(startingOffsets="-25"))[0] == [(1, 25, 50), (2, 10, 30)]
 
 
 def test_positions_by_name_or_id(cluster):
@@ -115,20 +104,6 @@ def test_an_end_before_the_start_is_named(cluster):
     query = reader(startingOffsets='{"a": -2, "b": -1}', endingOffsets='{"a": 5, "b": 20}')
     with pytest.raises(ConfigurationError, match="b starts at 30 and ends at 20"):
         query.latestOffset(query.initialOffset(), ALL)
-
-
-def test_the_limit_is_shared_and_kept(cluster):
-    query = reader(startingOffsets="earliest", maxRecordsPerTrigger="30")
-    limit = query.getDefaultReadLimit()
-    assert limit == ReadMaxRows(30)
-    offset, sizes = query.initialOffset(), []
-    while (end := query.latestOffset(offset, limit)) != offset:
-        read = spans(query.partitions(offset, end))
-        sizes.append(sum(stop - start for _, start, stop in read))
-        offset = end
-    assert sizes == [30, 30, 10]
-    assert nexts(query.latestOffset(query.initialOffset(), ALL)) == {1: 50, 2: 30}
-    assert reader().getDefaultReadLimit() == ALL
 
 
 def test_available_now_stops_at_the_tail_of_its_beginning(cluster):
@@ -176,24 +151,6 @@ def test_a_query_with_a_trigger_interval_does_not_wait(cluster):
     assert cluster.waits == []
 
 
-def selecting(pattern, **options):
-    given = {"endpoint": "h:1", "streamsPattern": pattern} | options
-    return SbpStreamReader(given, source_schema(include_headers=False))
-
-
-def test_what_was_trimmed_before_the_query_saw_a_stream_is_lost(cluster):
-    query = selecting(".*", startingOffsets="latest")
-    end = query.latestOffset(query.initialOffset(), ALL)
-    cluster.change(c=[3, 300, 6, 10])
-    for again in (query, selecting(".*")):
-        with pytest.raises(DataLossError, match=r"6 offsets are lost.*\(c\): \[0, 6\)"):
-            again.latestOffset(end, ALL)
-    lenient = selecting(".*", failOnDataLoss="report")
-    later = lenient.latestOffset(end, ALL)
-    assert later["lost"] == {"3": [[0, 6]]}
-    assert spans(lenient.partitions(end, later)) == [(3, 6, 10)]
-
-
 def test_once_ignores_the_limits(cluster):
     query = reader(startingOffsets="earliest", maxRecordsPerTrigger="3", minRecordsPerTrigger="2")
     begin = query.initialOffset()
@@ -212,16 +169,6 @@ def test_once_ignores_the_limits(cluster):
 )
 def test_no_limit_passes_for_everything(cluster, options, limit):
     assert reader(**options).getDefaultReadLimit() == limit
-
-
-def test_a_micro_batch_waits_for_enough_records(cluster):
-    query = reader("a", startingOffsets="latest", minRecordsPerTrigger="3")
-    limit = query.getDefaultReadLimit()
-    end = query.latestOffset(query.initialOffset(), limit)
-    cluster.streams["a"][3] = 52
-    assert query.latestOffset(end, limit) == end
-    cluster.streams["a"][3] = 53
-    assert nexts(query.latestOffset(end, limit)) == {1: 53}
 
 
 def test_available_now_with_latest_reads_nothing(cluster):

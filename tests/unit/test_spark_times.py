@@ -45,10 +45,6 @@ def test_a_start_by_time_is_one_call_and_travels_in_the_first_end(cluster):
     assert len(cluster.lookups) == 1
 
 
-def test_a_start_that_was_trimmed_is_the_first_record(cluster):
-    assert read_up(reader(startingTimestamp=at(3)))[0] == [(1, 3, 50), (2, 10, 30)]
-
-
 def test_starts_by_stream(cluster):
     times = json.dumps({"a": int(at(40)), "2": "1970-01-01T00:16:15"})
     assert read_up(reader(startingOffsetsByTimestamp=times))[0] == [(1, 40, 50), (2, 25, 30)]
@@ -182,12 +178,6 @@ def test_available_now_ends_at_the_tail_though_the_time_has_not_come(cluster):
     later = reader("a", **options)
     later.prepareForTriggerAvailableNow()
     assert read_up(later, end)[0] == [(1, 50, 55)]
-
-
-def test_an_end_before_the_start_is_named(cluster):
-    query = reader("a", startingOffsets="latest", endingTimestamp=at(20))
-    with pytest.raises(ConfigurationError, match=r"endingTimestamp lies .* starts at 50 and ends"):
-        query.latestOffset(query.initialOffset(), ALL)
 
 
 MIDDLE = [(0, 10, "rs1:1"), (10, 20, "rs9:1"), (20, None, "rs1:1")]

@@ -122,16 +122,6 @@ def test_the_routing_column_tells_the_stream(values, texts):
     assert places == {n: crc32(each) % 3 + 1 for n, each in enumerate(data)}
 
 
-def test_rows_without_a_routing_value_take_turns():
-    client = client_with(PAIRS, PAIRS)
-    batch = pairs(*((n, None) for n in range(4)))
-    append(client, [batch], options("s1", "s2", routing_column="word"), partition_id=1)
-    assert {stream: [row["n"] for row in rows] for stream, rows in client.published.items()} == {
-        2: [0, 2],
-        1: [1, 3],
-    }
-
-
 def test_a_null_that_a_stream_requires_is_a_bad_record():
     batch = pairs((1, "a"), (2, None), (3, None), (None, "d"))
     told = r"column word is null, and 's2' requires a value.*\(row 1 of 4 in a batch; 1 of them"
@@ -204,12 +194,6 @@ def test_a_task_lets_a_schema_grow_that_lost_a_column_since_the_start():
     assert client.published[1] == [{"n": 1, "word": "precious"}]
 
 
-def test_a_task_without_rows_sends_no_request():
-    client = client_with(PAIRS)
-    assert append(client, [pairs((1, "a"))[:0]], options("s1")).record_count == 0
-    assert (client.described, client.asked_for_schemas) == ([], [])
-
-
 def test_a_null_that_spark_did_not_know_of_is_a_bad_record():
     given = StreamSchema.of(pa.schema([pa.field("word", pa.string(), nullable=False)]))
     batch = pa.record_batch({"word": pa.array(["a", None])})
@@ -229,24 +213,6 @@ def test_a_row_whose_small_values_become_large_ones_in_its_stream():
     client = client_with(wide)
     assert append(client, [batch], options("s1", bad_records=SKIP), small).skipped_count == 1
     assert client.published[1] == [{"l": []}]
-
-
-def test_the_digest_depends_neither_on_the_division_nor_on_the_schemas():
-    batch = pairs((1, "a"), (2, None), (3, "c"), (4, None))
-
-    def digest(batches, *schemas, bad_records=DEAD_LETTERS):
-        client = client_with(*schemas)
-        streams = [f"s{number}" for number, _ in enumerate(schemas, start=1)]
-        given = options(*streams, bad_records=bad_records)
-        return write_rows(batches, client, given, STAGED_FOR, schema=PAIRS).digest
-
-    whole = digest([batch], PAIRS)
-    assert whole == digest([batch[2:], batch[:2]], PAIRS) != 0
-    for bad_records in (DEAD_LETTERS, SKIP):
-        assert digest([batch], REQUIRING, bad_records=bad_records) == whole
-        backwards = [batch[i : i + 1] for i in (3, 1, 0, 2)]
-        assert digest(backwards, REQUIRING, bad_records=bad_records) == whole
-    assert digest([batch], PAIRS, PAIRS) == digest([batch[1:], batch[:1]], PAIRS, PAIRS) != whole
 
 
 def null_structs(rows, zone="Europe/Berlin"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError, TxnEndedError
-from sbp_core.limits import MIB, RECORD_BYTES_MAX
+from sbp_core.limits import RECORD_BYTES_MAX
 from sbp_core.records import ROWS_SCHEMA, decode_envelope, record_sizes
 from sbp_spark.options.sink import Batching, BatchKey
 from sbp_spark.options.stream_selection import StreamRef
@@ -168,13 +168,6 @@ def test_a_name_and_an_id_of_one_stream_keep_the_order_of_their_rows():
     assert client.values() == {5: [b"a", b"b", b"c"], 1: [b"x"]}
 
 
-def test_names_are_looked_up_once():
-    client = WritingClient()
-    batch = routed(("s1", b"a"), ("s2", b"b"))
-    write_rows([batch, batch, routed(("s2", b"c"), ("s3", b"d"))], client, ROUTED)
-    assert client.described == [["s1", "s2"], ["s3"]]
-
-
 def test_the_option_wins_over_the_column():
     client = WritingClient()
     write_rows([routed(("nowhere", b"a"), (None, b"b"))], client, sink_options("7"))
@@ -191,19 +184,6 @@ def test_ids_tell_the_stream_where_no_name_does():
     write_rows([pa.record_batch({"stream": names, "stream_id": ids, **values})], client, ROUTED)
     write_rows([pa.record_batch({"stream": ids, **values})], client, ROUTED)
     assert client.values() == {8: [b"a", b"a"], 9: [b"b", b"b", b"b"], 1: [b"a"]}
-
-
-def test_many_streams_share_an_append():
-    client = WritingClient()
-    write_rows([routed(*((f"s{n % 100}", b"%d" % n) for n in range(1_000)))], client, ROUTED)
-    assert [len(items) for items in client.appends] == [100]
-
-
-def test_no_rows_send_no_request():
-    client = WritingClient()
-    message = write_rows([routed()], client, ROUTED)
-    assert (message.record_count, message.batch_count, message.stream_count) == (0, 0, 0)
-    assert client.described == client.appends == []
 
 
 @pytest.mark.parametrize(
@@ -369,14 +349,6 @@ def test_waiting_rows_are_bounded_over_all_streams():
     lag = [number - seen for number, seen in enumerate(client_seen)]
     assert max(lag) < 40
     assert sum(map(len, client.values().values())) == 100
-
-
-def test_large_input_goes_out_in_several_appends():
-    client = WritingClient()
-    batches = [routed(("s1", bytes(MIB)), ("s1", bytes(MIB))) for _ in range(10)]
-    write_rows(batches, client, ROUTED)
-    assert len(client.appends) > 3
-    assert client.values() == {1: [bytes(MIB)] * 20}
 
 
 def test_how_rows_are_put_together_is_an_option():

@@ -74,16 +74,6 @@ def test_a_group_goes_on_where_it_was(sbp, name):
     assert values(sbp.consumer(name, group="other")) == [b"a", b"b", b"c"]
 
 
-def test_a_record_that_was_being_worked_on_is_read_again(sbp, name):
-    sbp.create_stream(name)
-    append(sbp, name, b"a", b"b", b"c")
-    with sbp.consumer(name, group="g") as consumer:
-        for record in consumer:
-            if record.value == b"b":
-                break
-    assert values(sbp.consumer(name, group="g")) == [b"b", b"c"]
-
-
 def test_commits_are_left_to_the_caller(sbp, name):
     sbp.create_stream(name)
     append(sbp, name, b"a", b"b", b"c")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 import pyarrow as pa
 import pytest
 
-from sbp_core import aio, connect
 from sbp_core.errors import ConditionFailedError, ConfigurationError, NotFoundError, Outcome
-from tests.support.warm import WarmCluster
 
 
 @pytest.fixture
@@ -75,38 +72,6 @@ def test_a_stream_that_fails_leaves_the_others_alone(sbp, names, caplog):
         (names[1], True),
     }
     assert f"records lost count=2 stream={names[0]}" in caplog.text
-
-
-def test_an_asyncio_producer_does_the_same(cluster, sbp, names):
-    async def main():
-        async with aio.connect(cluster.endpoint) as connection:
-            producer = connection.producer()
-            sent = [await producer.send(b"%d" % each, stream=names[each]) for each in range(3)]
-            assert [await each for each in sent] == [0, 0, 0]
-            await connection.delete_stream(names[0])
-            lost = await producer.send(b"lost", stream=names[0])
-            with pytest.raises(NotFoundError):
-                await lost
-            assert await (await producer.send(b"kept", stream=names[1])) == 1
-            with pytest.raises(NotFoundError):
-                await producer.close()
-
-    asyncio.run(main())
-
-
-def test_records_of_many_streams_survive_a_server_that_is_killed(tmp_path):
-    names = [f"s-{each}" for each in range(20)]
-    with WarmCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
-        for each in names:
-            sbp.create_stream(each)
-        with sbp.producer() as producer:
-            for index in range(2_000):
-                producer.send(b"%d" % index, stream=names[index % 20])
-                if index == 1_000:
-                    cluster.kill()
-                    cluster.restart()
-        for each, name in enumerate(names):
-            assert values(sbp, name) == [b"%d" % index for index in range(each, 2_000, 20)]
 
 
 def test_a_producer_says_which_streams_it_cannot_serve(sbp, names):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections import Counter
@@ -16,7 +13,7 @@ from sbp_core import connect
 from sbp_core.client import AsyncClient
 from sbp_core.errors import ConfigurationError, MemberUnknownError
 from tests.support.clock import until
-from tests.support.warm import WarmCluster, WarmProcess
+from tests.support.warm import WarmCluster
 
 STREAMS = [f"part-{index}" for index in range(4)]
 SESSION_MS = 4_000
@@ -94,31 +91,6 @@ def test_members_divide_the_streams_and_take_over_those_of_one_that_leaves(sbp):
     second.stop(write)
     counts = Counter(first.found + second.found)
     assert set(counts.values()) == {1}, "each record is read by one member, once"
-
-
-KILLED = """
-    import sys
-    from sbp_core import connect
-
-    with connect(sys.argv[1]) as sbp:
-        sharing = {"group": "readers", "shared": True, "session_timeout_ms": int(sys.argv[2])}
-        for record in sbp.consumer("part-*", follow=True, **sharing):
-            print(record.stream, record.offset, flush=True)
-"""
-
-
-def test_the_streams_of_a_member_that_is_killed_go_to_others(sbp):
-    write = Writing(sbp)
-    write()
-    words = (sbp.client.endpoint, str(SHORT_SESSION_MS))
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), *words]
-    with WarmProcess(command, stdout=subprocess.PIPE) as member:
-        assert len({member.stdout.readline() for _ in STREAMS}) == len(STREAMS)
-        member.kill()
-    reader = Reader(sbp)
-    write()
-    until(lambda: set(reader.found) >= {(each, 1) for each in STREAMS})
-    reader.stop(write)
 
 
 def test_a_member_that_is_expelled_joins_again_and_misses_nothing(sbp):

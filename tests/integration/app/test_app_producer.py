@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-import threading
 from datetime import UTC, datetime
 
 import pandas as pd
@@ -46,29 +45,6 @@ def test_a_record_is_sent_whole_and_its_future_is_its_offset(sbp, stream):
     assert (one.value, one.key, one.headers) == (b"one", b"", {"source": b"web", "none": None})
     assert abs((datetime.now(UTC) - one.timestamp).total_seconds()) < 600
     assert (two.value, two.key, two.headers, two.timestamp_us) == (None, None, {}, 5)
-
-
-def test_many_records_of_several_threads_arrive_once_each_in_the_order_of_its_thread(sbp, stream):
-    def send(producer, thread):
-        for index in range(1_000):
-            producer.send(b"%d %d" % (thread, index))
-
-    with sbp.producer(stream, batch_records=37, buffer_bytes=1 << 20) as producer:
-        threads = [threading.Thread(target=send, args=(producer, each)) for each in range(3)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-    found = [tuple(map(int, value.split())) for value in values(sbp, stream)]
-    for thread in range(3):
-        assert [index for at, index in found if at == thread] == list(range(1_000))
-
-
-def test_futures_of_all_batches_have_the_offsets_of_their_records(sbp, stream):
-    with sbp.producer(stream, batch_records=7, linger_ms=0) as producer:
-        deliveries = [producer.send(b"%d" % each) for each in range(100)]
-    assert [each.result() for each in deliveries] == list(range(100))
-    assert values(sbp, stream) == [b"%d" % each for each in range(100)]
 
 
 def test_a_flush_returns_when_all_is_acknowledged(sbp, stream):
@@ -145,18 +121,6 @@ def test_a_full_buffer_waits_for_acknowledgements(sbp, stream):
         deliveries = [producer.send(value) for _ in range(50)]
         assert all(each.done() for each in deliveries[:-4])
     assert len(values(sbp, stream)) == 50
-
-
-def test_what_was_sent_survives_a_server_that_is_killed(tmp_path):
-    with WarmCluster(tmp_path / "data") as cluster, connect(cluster.endpoint) as sbp:
-        sbp.create_stream("orders")
-        with sbp.producer("orders", batch_records=10) as producer:
-            for index in range(3_000):
-                producer.send(b"%d" % index)
-                if index in {1_000, 2_000}:
-                    cluster.kill()
-                    cluster.restart()
-        assert values(sbp, "orders") == [b"%d" % each for each in range(3_000)]
 
 
 def test_a_flush_that_takes_too_long_says_so(tmp_path):

@@ -91,14 +91,6 @@ def test_an_empty_transaction_commits_nothing(sbp, stream):
     assert values(sbp, stream) == []
 
 
-def test_more_than_a_batch_is_staged(sbp, stream):
-    value = bytes(300_000)
-    with sbp.transaction(stream) as txn:
-        for _ in range(10):
-            txn.send(stream, value)
-    assert values(sbp, stream) == [value] * 10
-
-
 def test_another_stream_and_records_for_a_typed_one_are_refused(sbp, stream):
     sbp.create_stream(f"{stream}-typed", schema=pa.schema([("id", pa.int64())]))
     with sbp.transaction(f"{stream}-typed") as txn:

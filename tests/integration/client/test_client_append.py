@@ -10,7 +10,6 @@ from sbp_core.client import (
 )
 from sbp_core.errors import (
     ConfigurationError,
-    ConnectionLostError,
     InvalidRequestError,
     NotFoundError,
     Outcome,
@@ -71,18 +70,6 @@ def test_an_unusable_batch_is_refused_before_anything_is_sent(make, peer, size) 
     assert not peer.requests
 
 
-def test_append_follows_a_sealed_range(make, peers) -> None:
-    pd, old, new = peers(), peers(), peers()
-    pd.script(
-        Opcode.LIST_RANGES,
-        ranges(placed(1, 0, 0, -1, old.endpoint)),
-        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
-    )
-    old.script(Opcode.APPEND, append_handler(n0=StatusCode.RANGE_ALREADY_SEALED))
-    new.script(Opcode.APPEND, append_handler())
-    assert make(pd.endpoint).do("append", [AppendItem(1, b"x")]) == [AppendOutcome(1, 100, 7)]
-
-
 def test_an_item_that_was_overtaken_is_not_appended_late(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     peer.script(Opcode.APPEND, append_handler(n0=StatusCode.TOO_MANY_REQUESTS))
@@ -100,18 +87,6 @@ def test_the_error_of_a_single_item_names_its_stream_only(make, peer) -> None:
     assert str(caught.value).startswith("stream 1: ")
 
 
-def test_nothing_follows_an_item_that_failed_for_good(make, peer) -> None:
-    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
-    peer.script(
-        Opcode.APPEND,
-        append_handler(n0=StatusCode.INVALID_REQUEST, n1=StatusCode.TOO_MANY_REQUESTS),
-    )
-    with pytest.raises(InvalidRequestError, match="item 0") as caught:
-        make(peer.endpoint).do("append", [AppendItem(1, b"a"), AppendItem(1, b"b")])
-    assert caught.value.outcome is Outcome.NOT_APPLIED
-    assert len(peer.seen(Opcode.APPEND)) == 1
-
-
 def test_an_item_is_tried_again_although_one_after_it_failed_for_good(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     refused = append_handler(n0=StatusCode.TOO_MANY_REQUESTS, n1=StatusCode.INVALID_REQUEST)
@@ -120,15 +95,6 @@ def test_an_item_is_tried_again_although_one_after_it_failed_for_good(make, peer
     with pytest.raises(InvalidRequestError, match=r"item 1 of 2 .*1 of 2 batches"):
         make(peer.endpoint).do("append", items)
     assert [batches(each) for each in peer.seen(Opcode.APPEND)][1:] == [[b"a"]]
-
-
-def test_a_lost_append_is_unknown_and_not_repeated(make, peer) -> None:
-    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
-    peer.script(Opcode.APPEND, reset)
-    with pytest.raises(ConnectionLostError) as caught:
-        make(peer.endpoint).do("append", [AppendItem(1, b"a")])
-    assert caught.value.outcome is Outcome.UNKNOWN
-    assert len(peer.seen(Opcode.APPEND)) == 1
 
 
 def test_a_lost_append_is_repeated_on_request(make, peer) -> None:

@@ -16,7 +16,6 @@ from sbp_core.errors import (
     ConnectError,
     InvalidRequestError,
     Outcome,
-    RequestTimeoutError,
     StatusCode,
     UnsupportedError,
 )
@@ -34,7 +33,7 @@ from tests.support.client import BlockingDriver
 from tests.support.clock import until
 from tests.support.cluster import rows_batch
 from tests.support.scripted_client import AppendWorld
-from tests.support.scripted_peer import append_handler, appended, batches, placed, ranges, silent
+from tests.support.scripted_peer import append_handler, appended, placed, ranges, silent
 
 BUSY = StatusCode.TOO_MANY_REQUESTS
 GAP = StatusCode.WRITER_GAP
@@ -100,23 +99,6 @@ def until_seen(server, count):
     return server.seen(Opcode.APPEND)
 
 
-@pytest.mark.parametrize("numberer", ["writer", "transaction", "nothing"])
-def test_all_that_is_given_is_appended(start, server, numberer) -> None:
-    transaction = Transaction("t")
-    kinds = {"writer": {"writer": Writer()}, "transaction": {"transaction": transaction}}
-    appending = start(server.endpoint, **kinds.get(numberer, {}))
-    groups = [items(b"a", b"b"), [], items(b"c", stream_id=2), items(b"d")]
-    for group in groups:
-        appending.do("append", group)
-    appending.do("finish")
-    sent = [batch for each in server.seen(Opcode.APPEND) for batch in batches(each)]
-    assert sent == [item.batch for group in groups for item in group]
-    assert appending.appender.unacknowledged == []
-    if numberer == "transaction":
-        assert transaction.parts() == (TxnPart("t", 1, 0, 3, 3), TxnPart("t", 2, 0, 1, 1))
-        assert not transaction.has_failed
-
-
 @pytest.mark.parametrize("numberer", ["writer", "nothing"])
 def test_each_outcome_is_reported_by_its_number(start, server, numberer) -> None:
     kind = {"writer": Writer()} if numberer == "writer" else {}
@@ -142,11 +124,6 @@ def test_what_was_appended_before_a_failure_is_reported(start, server) -> None:
     assert list(found) == [0]
 
 
-def test_one_of_nothing_sends_no_request(start, server) -> None:
-    start(server.endpoint, writer=Writer()).do("finish")
-    assert server.requests == []
-
-
 def test_more_is_sent_before_the_last_is_answered(start, server) -> None:
     server.script(Opcode.APPEND, hold)
     appending = start(server.endpoint, transaction=Transaction("t"))
@@ -157,47 +134,6 @@ def test_more_is_sent_before_the_last_is_answered(start, server) -> None:
     server.script(Opcode.APPEND, append_handler())
     appending.do("finish")
     assert sequences(server) == [[0], [1], [2]]
-
-
-def test_an_append_that_is_refused_as_too_early_is_retried(start, server) -> None:
-    server.script(
-        Opcode.APPEND,
-        append_handler(n0=BUSY),
-        append_handler(n0=GAP),
-        append_handler(),
-    )
-    writer, transaction = Writer(), Transaction("t")
-    for number, kind in enumerate(({"writer": writer}, {"transaction": transaction})):
-        appending = start(server.endpoint, **kind)
-        appending.do("append", items(b"a"))
-        appending.do("append", items(b"b"))
-        appending.do("finish")
-        assert sequences(server)[3 * number :] == [[0], [1], [0, 1]]
-        server.script(
-            Opcode.APPEND, append_handler(n0=BUSY), append_handler(n0=GAP), append_handler()
-        )
-
-
-def test_a_writer_s_second_batch_may_come_before_its_first(start, server) -> None:
-    """The server has never heard of the writer then."""
-    unknown = append_handler(n0=StatusCode.WRITER_UNKNOWN)
-    server.script(Opcode.APPEND, append_handler(n0=BUSY), unknown, append_handler())
-    appending = start(server.endpoint, writer=Writer())
-    appending.do("append", items(b"a"))
-    appending.do("append", items(b"b"))
-    appending.do("finish")
-    assert sequences(server) == [[0], [1], [0, 1]]
-
-
-def test_an_answer_that_is_lost_while_a_later_one_came_is_asked_for_again(start, server) -> None:
-    """An accepted number proves that all those before it were accepted."""
-    lost = RequestTimeoutError(StatusCode.REQUEST_TIMEOUT, "late")
-    server.script(Opcode.APPEND, lambda each: each.fail(lost), append_handler())
-    appending = start(server.endpoint, transaction=Transaction("t"))
-    appending.do("append", items(b"a"))
-    appending.do("append", items(b"b"))
-    appending.do("finish")
-    assert sequences(server) == [[0], [1], [0]]
 
 
 def test_a_failure_is_raised_when_more_is_given_or_in_the_end(start, server) -> None:

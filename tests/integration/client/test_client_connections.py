@@ -36,8 +36,6 @@ from sbp_core.errors import (
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.headers import (
     DescribeStreamsResponse,
-    Feature,
-    HeartbeatResponse,
 )
 from sbp_core.wire.opcodes import Opcode
 from tests.support.client import BlockingDriver
@@ -47,8 +45,6 @@ from tests.support.scripted_peer import (
     NO_RETRY,
     Exchange,
     append_handler,
-    fetched,
-    item,
     placed,
     ranges,
     reset,
@@ -61,13 +57,6 @@ def test_ping_measures_and_the_first_call_is_a_heartbeat(make, peer) -> None:
     assert driver.do("ping") >= 0
     assert [each.opcode for each in peer.requests] == [Opcode.HEARTBEAT, Opcode.PING]
     assert peer.requests[0].header.client_id
-
-
-def test_one_connection_serves_many_calls(make, peer) -> None:
-    driver = make(peer.endpoint)
-    for _ in range(5):
-        driver.do("ping")
-    assert len(peer.links) == 1
 
 
 def test_refused_connection_names_endpoint_reason_and_remedy(make) -> None:
@@ -130,20 +119,6 @@ def test_a_shutting_down_server_is_asked_again(make, peer) -> None:
     assert make(peer.endpoint).do("list_streams") == []
 
 
-def test_the_peer_may_ping_and_heartbeat(make, peer) -> None:
-    driver = make(peer.endpoint)
-    driver.do("ping")
-    link = peer.links[0]
-    link.ask(Opcode.PING, payload=[b"hello"])
-    assert link.has_response.wait(5)
-    assert bytes(link.responses[0].payload) == b"hello"
-    link.has_response.clear()
-    link.ask(Opcode.HEARTBEAT)
-    assert link.has_response.wait(5)
-    assert not link.responses[1].is_system_error
-    driver.do("ping")
-
-
 def test_a_deadline_ends_the_call_and_retires_the_connection(make, peer) -> None:
     peer.script(
         Opcode.DESCRIBE_STREAMS, silent, lambda each: each.answer(DescribeStreamsResponse())
@@ -171,14 +146,6 @@ def test_an_unreadable_header_is_an_error(make, peer) -> None:
     peer.script(Opcode.DESCRIBE_STREAMS, broken)
     with pytest.raises(ProtocolError):
         make(peer.endpoint).do("list_streams")
-
-
-def test_byte_at_a_time(make, peer) -> None:
-    peer.dribbles = True
-    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
-    peer.script(Opcode.FETCH, lambda each: fetched(each, b"x" * 3000))
-    (outcome,) = make(peer.endpoint).fetch([item(1)])
-    assert (bytes(outcome.payload), outcome.error) == (b"x" * 3000, None)
 
 
 def test_calls_after_close_are_refused(make, peer) -> None:
@@ -227,22 +194,6 @@ def test_a_forked_process_makes_its_own_connection(peer) -> None:
     assert len(peer.links) == 2
     assert not peer.links[0].is_over.is_set(), "the parent's connection is left alone"
     driver.close()
-
-
-def test_a_writer_outlives_connections_that_die_before_they_are_greeted(make, peer) -> None:
-    """As behind a proxy that accepts, and finds no server."""
-    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
-    features = (Feature(FeatureName.IDEMPOTENT_APPEND),)
-    greet = lambda each: each.answer(HeartbeatResponse(features=features))  # noqa: E731
-    close = lambda each: each.link.close()  # noqa: E731
-    peer.script(Opcode.HEARTBEAT, *[close, reset] * 8, greet)
-    peer.script(Opcode.APPEND, append_handler())
-    driver = make(peer.endpoint)
-    writer = Writer("w")
-    for _ in range(2):
-        (outcome,) = driver.do("append", [AppendItem(1, b"a batch")], writer=writer)
-        assert outcome.base_offset == 100
-    assert len(peer.links) == 17
 
 
 def test_a_call_on_a_connection_that_died_ungreeted_was_not_sent(peer) -> None:

@@ -49,34 +49,6 @@ from tests.support.scripted_peer import (
 )
 
 
-def test_fetch_answers_each_item_once_from_any_frame_in_any_order(make, peer) -> None:
-    pieces = [placed(n, 0, 0, -1, peer.endpoint) for n in range(4)]
-    peer.script(Opcode.LIST_RANGES, ranges(*pieces))
-
-    def answer(exchange: Exchange) -> None:
-        def result(index: int, length: int) -> FetchResult:
-            return FetchResult(index, index, 1, Status(), length, 10 + index)
-
-        late = FetchResponse(fetch_responses=(result(3, 2), result(1, 3)))
-        exchange.answer(late, [b"dd", b"bbb"], is_end=False)
-        exchange.answer(FetchResponse(), is_end=False)
-        exchange.answer(FetchResponse(fetch_responses=(result(0, 1),)), [b"a"], is_end=False)
-        exchange.answer(FetchResponse(fetch_responses=(result(2, 0),)))
-
-    peer.script(Opcode.FETCH, answer)
-    outcomes = make(peer.endpoint).fetch([item(n, end=12) for n in range(4)])
-    assert [(each.item_index, bytes(each.payload), each.next_offset) for each in outcomes] == [
-        (3, b"dd", 13),
-        (1, b"bbb", 11),
-        (0, b"a", 10),
-        (2, b"", 12),
-    ]
-    assert all(each.error is None for each in outcomes)
-    (exchange,) = peer.seen(Opcode.FETCH)
-    info = exchange.header.fetch_requests[2]
-    assert (info.stream_id, info.stream_range.stream_id, info.end_offset) == (2, 2, 12)
-
-
 def test_fetch_yields_before_the_answer_is_complete(make, peer) -> None:
     peer.script(
         Opcode.LIST_RANGES,
@@ -93,13 +65,6 @@ def test_fetch_yields_before_the_answer_is_complete(make, peer) -> None:
     assert (outcome.item_index, bytes(outcome.payload)) == (0, b"a")
     driver.do("ping")
     assert len(peer.links) == 1, "a fetch that is given up does not cost the connection"
-
-
-def test_fetch_is_repeated_after_a_lost_connection(make, peer) -> None:
-    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
-    peer.script(Opcode.FETCH, reset, fetched)
-    (outcome,) = make(peer.endpoint).fetch([item(1)])
-    assert (bytes(outcome.payload), outcome.next_offset) == (b"data", 5)
 
 
 def test_fetch_repeats_only_what_was_not_answered(make, peer) -> None:
@@ -230,27 +195,6 @@ def test_an_offset_before_all_ranges(make, peer) -> None:
     (outcome,) = make(peer.endpoint).fetch([item(1, 10)])
     assert isinstance(outcome.error, OffsetOutOfRangeError)
     assert outcome.error.bounds == (50, 75)
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        FetchResult(1, 0, 1, Status(), -1, 5),
-        FetchResult(1, 0, 1, Status(), 5, 5),
-        FetchResult(1, 0, 1, Status(), 4, -1),
-        FetchResult(1, 7, 1, Status(), 4, 5),
-        FetchResult(2, 0, 1, Status(), 4, 5),
-    ],
-    ids=["no length", "too long", "no next offset", "unknown index", "other stream"],
-)
-def test_an_unusable_fetch_answer_is_an_error(make, peer, result) -> None:
-    peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
-    peer.script(
-        Opcode.FETCH, lambda each: each.answer(FetchResponse(fetch_responses=(result,)), [b"data"])
-    )
-    (outcome,) = make(peer.endpoint).fetch([item(1)])
-    assert isinstance(outcome.error, ProtocolError)
-    assert not outcome.payload
 
 
 def test_a_fetch_answer_without_an_item_is_an_error(make, peer) -> None:

@@ -46,13 +46,6 @@ def items(*data):
     return [AppendItem(1, each) for each in data]
 
 
-def test_no_more_is_in_flight_than_a_server_remembers(make, server) -> None:
-    kept = limits.WRITER_BATCHES_KEPT
-    make(server.endpoint).do("append", items(*[b"x"] * (2 * kept + 1)), writer=Writer("me"))
-    sequences = [[sequence for _, sequence in frame] for frame in numbers(server)]
-    assert sequences == [[*range(kept)], [*range(kept, 2 * kept)], [2 * kept]]
-
-
 def test_a_server_that_does_not_know_writers_is_not_asked(make, peer) -> None:
     peer.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, peer.endpoint)))
     writer = Writer()
@@ -126,13 +119,6 @@ def test_a_gap_is_for_the_caller(make, server) -> None:
         make(server.endpoint).do("append", items(b"a"), writer=Writer())
     assert caught.value.outcome is Outcome.NOT_APPLIED
     assert len(server.seen(Opcode.APPEND)) == 1
-
-
-def test_a_range_server_that_was_not_told_yet_is_asked_again(make, server) -> None:
-    lacking = append_handler(n0=StatusCode.WRITERS_NOT_THERE)
-    server.script(Opcode.APPEND, lacking, append_handler())
-    assert make(server.endpoint).do("append", items(b"a"), writer=Writer())
-    assert len(server.seen(Opcode.APPEND)) == 2
 
 
 def test_a_refused_call_does_not_change_the_writer(make, server) -> None:

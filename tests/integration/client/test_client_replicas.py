@@ -10,12 +10,10 @@ import pytest
 from sbp_core import limits
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy, StreamBounds, Transaction
 from sbp_core.client.io.aio_transport import is_own_endpoint
-from sbp_core.client.operations.replicas import Replicas, Turn
+from sbp_core.client.operations.replicas import Replicas
 from sbp_core.errors import (
     ConnectError,
-    ConnectionLostError,
     OffsetOutOfRangeError,
-    Outcome,
     RangeNotFoundError,
     StatusCode,
     StorageError,
@@ -90,15 +88,6 @@ def test_a_replica_that_fails_is_passed_over_in_the_same_read(make, cluster, fai
         assert len(told) == len(each.seen(Opcode.FETCH))
 
 
-def test_servers_that_are_down_are_all_named(make, cluster):
-    pd, servers = cluster
-    for each in servers:
-        each.close()
-    (outcome,) = make(pd.endpoint, retry=RetryPolicy(budget_ms=0)).fetch([item(1, 3)])
-    assert isinstance(outcome.error, ConnectError)
-    assert all(each.endpoint in str(outcome.error) for each in servers)
-
-
 def test_an_error_that_a_retry_may_cure_stands_for_all(make, cluster):
     pd, servers = cluster
     servers[0].script(Opcode.FETCH, fetch_refused(StatusCode.RS_DATA_CORRUPTED))
@@ -148,30 +137,6 @@ def test_a_read_at_the_tail_goes_on_in_the_range_that_follows(make, peers):
     assert new.seen(Opcode.FETCH)[0].header.fetch_requests[0].stream_range.range_index == 1
 
 
-def test_a_primary_that_is_silent_is_looked_up_again_soon(make, peers, monkeypatch):
-    """Long before the timeout of calls, which is 30 s."""
-    monkeypatch.setattr(limits, "REPLICA_TIMEOUT_MS", 100)
-    pd, old, new = peers(), peers(), peers()
-    before = ranges(placed(1, 0, 0, -1, old.endpoint, secondaries=[new.endpoint]))
-    after = ranges(
-        placed(1, 0, 0, 7, old.endpoint, secondaries=[new.endpoint]),
-        placed(1, 1, 7, -1, new.endpoint, secondaries=[old.endpoint]),
-    )
-    for each in (Opcode.FETCH, Opcode.DESCRIBE_RANGE):
-        old.script(each, silent)
-    new.script(Opcode.FETCH, lambda each: fetched(each, next_offset=10))
-    tail = DescribeRangeResult(1, placed(1, 1, 7, -1, new.endpoint, 10))
-    new.script(
-        Opcode.DESCRIBE_RANGE,
-        lambda it: it.answer(DescribeRangesResponse(describe_responses=(tail,))),
-    )
-    pd.script(Opcode.LIST_RANGES, before, after)
-    (outcome,) = make(pd.endpoint).fetch([item(1, 7)])
-    assert bytes(outcome.payload) == b"data"
-    pd.script(Opcode.LIST_RANGES, before, after)
-    assert make(pd.endpoint).do("stream_bounds", [1]) == [StreamBounds(1, 0, 10)]
-
-
 def piece(index: int = 0, end_offset: int | None = 9) -> RangeInfo:
     return RangeInfo(1, index, 0, end_offset, 0, SERVERS)
 
@@ -194,21 +159,6 @@ def test_an_outage_is_one_line_of_the_log(caplog):
     assert "cause=refused" in line
     replicas.on_failure(piece(), "h:2", ConnectError("refused"), 50 * limits.REPLICA_PAUSE_MS)
     assert len(caplog.messages) == 2
-
-
-def test_the_replica_that_failed_last_is_not_the_first_after_the_wait():
-    """Also if other operations found the others down since then."""
-    replicas, turn = Replicas(), Turn()
-    for _ in SERVERS:
-        server, _ = turn.at(replicas, piece(), 100)
-        last = server, turn.after(replicas, piece(), server, ConnectError("x"), 100)
-    for each in SERVERS:
-        if each != last[0]:
-            replicas.on_failure(piece(), each, ConnectError("x"), 200)
-    assert replicas.readers(piece(), 300)[0] == last[0]
-    assert turn.at(replicas, piece(), 300)[0] != last[0]
-    assert last[1] is not None
-    assert all(each in str(last[1]) for each in SERVERS)
 
 
 def test_a_replica_on_this_machine_comes_first_unless_it_fails():
@@ -306,13 +256,6 @@ def test_an_append_without_retries_leaves_the_seal_to_the_next_one(make, two_ser
     assert len(pd.seen(Opcode.SEAL_RANGE)) == len(new.seen(Opcode.APPEND)) == 1
 
 
-def test_nothing_is_sealed_if_the_stream_went_on_already(make, two_servers):
-    pd, _, new = two_servers(1)
-    make(pd.endpoint).do("append", [AppendItem(1, b"a")])
-    assert not pd.seen(Opcode.SEAL_RANGE)
-    assert len(new.seen(Opcode.APPEND)) == 1
-
-
 def test_a_range_with_one_server_is_not_sealed(make, peers):
     pd, old = peers(), peers()
     pd.script(Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, old.endpoint)))
@@ -320,28 +263,6 @@ def test_a_range_with_one_server_is_not_sealed(make, peers):
     quick = RetryPolicy(budget_ms=200, backoff_ms=10, backoff_ms_max=20)
     with pytest.raises(ConnectError):
         make(pd.endpoint, retry=quick).do("append", [AppendItem(1, b"a")])
-    assert not pd.seen(Opcode.SEAL_RANGE)
-
-
-def test_an_append_waits_until_the_range_can_be_sealed(make, two_servers, caplog, monkeypatch):
-    monkeypatch.setattr(limits, "PRIMARY_PATIENCE_MS", 1)
-    pd, _, _ = two_servers(12)
-    codes = [StatusCode.SEAL_NO_SERVER_ANSWERED] * 2
-    pd.script(Opcode.SEAL_RANGE, *seal_at(*codes, StatusCode.NONE))
-    make(pd.endpoint).do("append", [AppendItem(1, b"a")])
-    assert len(pd.seen(Opcode.SEAL_RANGE)) >= 3
-    assert sum("not continued yet" in line for line in caplog.messages) == 2
-
-
-def test_an_append_of_unknown_outcome_is_not_repeated_in_the_next_range(make, peers):
-    pd, old, new = peers(), peers(), peers()
-    pd.script(
-        Opcode.LIST_RANGES, ranges(placed(1, 0, 0, -1, old.endpoint, secondaries=[new.endpoint]))
-    )
-    old.script(Opcode.APPEND, reset)
-    with pytest.raises(ConnectionLostError) as caught:
-        make(pd.endpoint).do("append", [AppendItem(1, b"a")])
-    assert caught.value.outcome is Outcome.UNKNOWN
     assert not pd.seen(Opcode.SEAL_RANGE)
 
 
@@ -437,14 +358,6 @@ def test_the_bounds_of_a_stream_do_not_wait_for_a_primary_whose_range_has_ended(
     new.script(Opcode.DESCRIBE_RANGE, describe)
     driver = make(pd.endpoint, timeout_ms=NEVER_MS)
     assert driver.do("stream_bounds", [1]) == [StreamBounds(1, 0, 8)]
-
-
-def test_appends_of_one_client_share_a_request_to_seal():
-    replicas = Replicas()
-    assert replicas.may_ask_seal(piece(end_offset=None), 0, 100)
-    assert not replicas.may_ask_seal(piece(end_offset=None), 99, 100)
-    assert replicas.may_ask_seal(piece(1, end_offset=None), 99, 100)
-    assert replicas.may_ask_seal(piece(end_offset=None), 100, 100)
 
 
 @pytest.mark.parametrize(

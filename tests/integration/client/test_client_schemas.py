@@ -186,24 +186,6 @@ def test_a_stream_without_schema_gets_one_that_may_not_change(make, server) -> N
     assert asked_versions(server) == [(1, A)]
 
 
-def test_evolving_goes_on_from_whatever_others_made_of_it(make, server) -> None:
-    conflict = status(StatusCode.CONFLICT)
-    server.script(Opcode.DESCRIBE_SCHEMAS, described((SchemaEntry(7, 0),)))
-    server.script(
-        Opcode.REGISTER_SCHEMAS,
-        registered(entry(7, 1, B, conflict)),
-        registered(entry(7, 2, schema_of(b=pa.int64()), conflict)),
-        registered(entry(7, 3, schema_of(b=pa.int64(), a=pa.int32()))),
-    )
-    found = make(server.endpoint).do("evolve_schema", 7, A, may_change=True)
-    assert (found.version, found.schema.arrow.names) == (3, ["b", "a"])
-    assert asked_versions(server) == [
-        (1, A),
-        (2, BA),
-        (3, schema_of(b=pa.int64(), a=pa.int32())),
-    ]
-
-
 def test_a_refused_change_names_the_change_that_would_fit(make, server) -> None:
     server.script(Opcode.DESCRIBE_SCHEMAS, described((entry(7, 4, A),)))
     given = schema_of(a=pa.int64(), c=pa.date32())

@@ -20,8 +20,6 @@ from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import rows_batch
 from tests.support.scripted_peer import NO_RETRY, append_handler, placed, ranges, reset
 
-SEALED = StatusCode.RANGE_ALREADY_SEALED
-
 
 def accepting(peer):
     """Let a peer agree to transactions, and stage all that it gets."""
@@ -38,52 +36,11 @@ def server(peer):
     return accepting(peer)
 
 
-def sent(server):
-    """(range index, sequence) of the batches of each APPEND frame."""
-    return [
-        [(info.stream_range.range_index, info.sequence) for info in each.header.append_requests]
-        for each in server.seen(Opcode.APPEND)
-    ]
-
-
 def items(*values, stream_id=1):
     """Batches of one record for each letter."""
     return [
         AppendItem(stream_id, rows_batch([bytes([byte]) for byte in value])) for value in values
     ]
-
-
-def test_batches_are_numbered_by_range_and_counted(make, server) -> None:
-    server.script(
-        Opcode.LIST_RANGES,
-        ranges(placed(1, 0, 0, -1, server.endpoint), placed(2, 3, 0, -1, server.endpoint)),
-    )
-    transaction = Transaction("t.0.a")
-    driver = make(server.endpoint)
-    mixed = [*items(b"aa"), *items(b"b", stream_id=2), *items(b"c")]
-    driver.do("append", mixed, transaction=transaction)
-    driver.do("append", items(b"d", b"eee"), transaction=transaction)
-    assert sent(server) == [[(0, 0), (3, 0), (0, 1)], [(0, 2), (0, 3)]]
-    infos = [info for each in server.seen(Opcode.APPEND) for info in each.header.append_requests]
-    assert {(info.txn_id, info.writer_id) for info in infos} == {("t.0.a", None)}
-    assert transaction.parts() == (TxnPart("t.0.a", 1, 0, 7, 4), TxnPart("t.0.a", 2, 3, 1, 1))
-    assert not transaction.has_failed
-
-
-def test_entries_that_a_sealed_range_refuses_go_to_the_next_one_in_order(make, peers) -> None:
-    pd, old, new = peers(), accepting(peers()), accepting(peers())
-    pd.script(
-        Opcode.LIST_RANGES,
-        ranges(placed(1, 0, 0, -1, old.endpoint)),
-        ranges(placed(1, 0, 0, 5, old.endpoint), placed(1, 1, 5, -1, new.endpoint)),
-    )
-    old.script(Opcode.APPEND, append_handler(n1=SEALED, n2=SEALED))
-    transaction = Transaction("t")
-    driver = make(pd.endpoint)
-    driver.do("append", items(b"a", b"bb", b"c"), transaction=transaction)
-    driver.do("append", items(b"d"), transaction=transaction)
-    assert (sent(old), sent(new)) == ([[(0, 0), (0, 1), (0, 2)]], [[(1, 0), (1, 1)], [(1, 2)]])
-    assert transaction.parts() == (TxnPart("t", 1, 0, 1, 1), TxnPart("t", 1, 1, 4, 3))
 
 
 def test_entries_possibly_staged_in_a_deleted_range_are_an_error(make, peers) -> None:

@@ -1,13 +1,10 @@
 """UPDATE_STREAMS, TRIM_STREAMS and REPORT_METRICS at a placement driver, over a real connection."""
 
-import itertools
-
 import pytest
 from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, StatusCode
-from sbp_core.pd.model import RangeRecord, SealedRange
 from sbp_core.wire.headers import (
     RangeServer,
     ReportMetricsRequest,
@@ -18,7 +15,7 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
-from tests.support.placement_driver import by_stream, codes, runner
+from tests.support.placement_driver import runner
 
 
 @pytest.fixture
@@ -39,10 +36,6 @@ async def trim(cluster, *items):
     return [result for answer in answers for result in answer.streams]
 
 
-async def revision(cluster):
-    return (await cluster.list(by_stream(1)))[-1].revision
-
-
 async def report(cluster, server_id, address, **figures):
     request = ReportMetricsRequest(
         range_server=RangeServer(server_id=server_id, advertise_addr=address), **figures
@@ -54,19 +47,6 @@ async def report(cluster, server_id, address, **figures):
 def bounds(result):
     piece = result.stream_range
     return piece.range_index, piece.start_offset, piece.end_offset
-
-
-def store_sealed_ranges(cluster, stream_id, *ends):
-    """Seal the stream's ranges at these ends, behind the back of range servers; all sealed."""
-
-    def work(store):
-        store.seal_ranges([SealedRange(stream_id, 0, ends[0])])
-        for index, (start, end) in enumerate(itertools.pairwise(ends), 1):
-            assert store.create_ranges([RangeRecord(stream_id, index, start, end, 1, (1,))]) == [
-                True
-            ]
-
-    return cluster.driver._store.run(work)
 
 
 # UPDATE_STREAMS
@@ -84,40 +64,6 @@ def test_a_client_without_the_limit_in_bytes_keeps_it(run):
             (result,) = await update(cluster, replace(change, stream_id=made.stream.stream_id))
             assert result.status.code == StatusCode.NONE
             assert result.updated_stream.retention_bytes == expected
-
-    run(test)
-
-
-def test_each_item_of_an_update_fails_by_itself(run):
-    async def test(cluster):
-        await cluster.add_server()
-        a, b = [await cluster.created_id(name) for name in "ab"]
-        results = await update(
-            cluster,
-            Stream(stream_id=404, retention_period_ms=1),
-            Stream(stream_id=a, name="b", retention_period_ms=1),
-            Stream(stream_id=a, replica_nums=limits.REPLICAS_MAX + 1),
-            Stream(stream_id=a, ack_count=2),
-            Stream(stream_id=a, retention_period_ms=-1),
-            Stream(stream_id=a, retention_bytes=-2),
-            Stream(stream_id=a, name="no spaces"),
-            Stream(),
-            Stream(stream_id=b, name="c", retention_period_ms=7),
-            Stream(stream_id=a, name="b", retention_period_ms=8),
-            Stream(stream_id=a, name="b", retention_period_ms=8),
-        )
-        assert codes(results) == [
-            StatusCode.NOT_FOUND,
-            StatusCode.CONFLICT,
-            *[StatusCode.INVALID_REQUEST] * 5,
-            StatusCode.NOT_FOUND,
-            *[StatusCode.NONE] * 3,
-        ]
-        found = await cluster.describe(stream_ids=(a, b))
-        assert [(each.stream.name, each.stream.retention_period_ms) for each in found] == [
-            ("b", 8),
-            ("c", 7),
-        ]
 
     run(test)
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from sbp_core.errors import (
     ConnectError,
     InvalidRequestError,
-    NotFoundError,
     RequestTimeoutError,
     ShuttingDownError,
     StatusCode,
@@ -22,7 +21,7 @@ from sbp_core.pd.metadata.transactions import TransactionTables
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import EARLIER_FIRST, STOPPING, UNANSWERED, GiveUpRequests
 from sbp_core.pd.txns.txn_handlers import explain, refusal
-from sbp_core.wire.headers import CommitTxnRequest, EndTxnResponse
+from sbp_core.wire.headers import CommitTxnRequest
 from sbp_core.wire.opcodes import Opcode
 from tests.support.placement_driver import (
     asked,
@@ -35,7 +34,7 @@ from tests.support.placement_driver import (
     running,
     seen,
 )
-from tests.support.scripted_peer import silent, status
+from tests.support.scripted_peer import silent
 
 INCOMPLETE = StatusCode.TXN_INCOMPLETE
 
@@ -52,15 +51,6 @@ async def give_up(cluster, batch_number, *, producer="p", timeout_ms=20_000, **f
     (answer,) = await cluster.client.ask(Opcode.COMMIT_TXN, request)
     assert answer.is_replay
     return answer
-
-
-async def dropped(peer, item):
-    """Wait until the server was asked for that."""
-    async with asyncio.timeout(30):
-        while True:
-            if [item] in asked(peer):
-                return
-            await asyncio.sleep(0.01)
 
 
 def test_a_waiting_batch_is_not_given_up(tmp_path, peer):
@@ -108,30 +98,6 @@ def test_a_waiting_committer_gets_the_records_that_are_given_up(tmp_path, peer):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("is_of_frame", [False, True])
-def test_a_request_that_is_refused_says_of_nothing_that_it_is_lost(tmp_path, peer, is_of_frame):
-    async def main():
-        async with running(tmp_path) as cluster:
-            await cluster.add_server(peer.endpoint)
-            one = await cluster.created_id()
-            invalid = StatusCode.INVALID_REQUEST
-            refused = EndTxnResponse(status=status(invalid))
-            peer.script(
-                Opcode.END_TXN,
-                (lambda exchange: exchange.answer(refused))
-                if is_of_frame
-                else end(**{f"s{one}": invalid}),
-            )
-            await commit(cluster, 1, part("p.1.a", one), timeout_ms=100)
-            with pytest.raises(InvalidRequestError, match="waits, and is not given up"):
-                await give_up(cluster, 1)
-            await decided(cluster, "publishing" if is_of_frame else "stuck")
-            peer.script(Opcode.END_TXN, end())
-            await decided(cluster, "published")
-
-    asyncio.run(main())
-
-
 def test_a_batch_that_has_become_publishable_is_published(tmp_path, peer):
     """It was stuck, and the server is asked once more."""
 
@@ -173,22 +139,6 @@ def test_a_part_is_lost_and_another_waits(tmp_path, peer):
             peer.script(Opcode.END_TXN, end())
             await decided(cluster, "lost")
             assert (await give_up(cluster, 1)).is_published
-
-    asyncio.run(main())
-
-
-def test_only_decided_batches_are_given_up(tmp_path):
-    async def main():
-        async with running(tmp_path) as cluster:
-            await commit(cluster, 5)
-            for number, producer in ((6, "p"), (5, "q")):
-                with pytest.raises(NotFoundError, match="was never committed"):
-                    await give_up(cluster, number, producer=producer)
-            wrong = [{"producer": "a b"}, {"commit": True}, {"parts": (part("p.5.a", 1),)}]
-            for fields in wrong:
-                with pytest.raises(InvalidRequestError, match="set producer and batch_number only"):
-                    await give_up(cluster, 5, **fields)
-            assert (await give_up(cluster, 4)).record_count == -1, "it is older than what is kept"
 
     asyncio.run(main())
 

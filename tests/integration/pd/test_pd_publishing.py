@@ -30,7 +30,7 @@ from tests.support.placement_driver import (
     running,
     seen,
 )
-from tests.support.scripted_peer import Exchange, silent
+from tests.support.scripted_peer import silent
 
 
 @pytest.fixture
@@ -72,31 +72,6 @@ def test_a_batch_that_no_range_can_publish_is_not_decided(tmp_path):
             with pytest.raises(InvalidRequestError, match="published at once"):
                 await commit(cluster, 1, many, TxnPart("p.1.b", one, 1, 0, 1))
             assert await describe(cluster) == []
-
-    asyncio.run(main())
-
-
-def test_the_decisions_of_a_stream_are_published_one_after_the_other(tmp_path, peer):
-    async def main():
-        async with running(tmp_path) as cluster:
-            await cluster.add_server(peer.endpoint)
-            one, two = await cluster.created_id(), await cluster.created_id()
-            held: list[Exchange] = []
-            peer.script(Opcode.END_TXN, held.append, end())
-            first = await commit(cluster, 1, part("p.1.a", one), timeout_ms=100)
-            assert not first.is_published
-            later = asyncio.create_task(
-                commit(cluster, 2, part("p.2.a", one), part("p.2.a", two, count=1))
-            )
-            await decided(cluster, "publishing", "publishing")
-            again = asyncio.create_task(commit(cluster, 1))
-            assert len(asked(peer)) == 1, "the frame is not answered yet"
-            end()(held[0])
-            assert (await later).is_published
-            assert ((await again).is_replay, (await again).is_published) == (True, True)
-            sent = [info for frame in asked(peer) for info in frame]
-            assert sent.index((one, 0, ("p.1.a",), True, 5)) == 0
-            assert set(sent[1:]) == {(one, 0, ("p.2.a",), True, 5), (two, 0, ("p.2.a",), True, 1)}
 
     asyncio.run(main())
 

@@ -36,7 +36,6 @@ from tests.support.placement_driver import (
 from tests.support.scripted_peer import silent, status
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
-NO_END = -1
 
 
 @pytest.fixture
@@ -74,16 +73,6 @@ async def update(cluster, **fields):
     (answer,) = await cluster.client.ask(Opcode.UPDATE_STREAMS, request)
     (result,) = answer.update_responses
     return result
-
-
-def announced(peer):
-    """Return the ranges that a server was told: index, end offset, end seq, digest."""
-    return [
-        (each.range_index, each.end_offset, each.end_seq, bytes(each.end_digest))
-        for exchange in peer.seen(Opcode.SYNC_RANGES)
-        for stream in exchange.header.stream_ranges
-        for each in stream.ranges
-    ]
 
 
 # Placement
@@ -144,52 +133,6 @@ def test_too_few_servers_for_the_acknowledgements_are_refused(tmp_path):
 
 
 # The seal
-
-
-def test_enough_answers_decide_and_a_silent_server_is_not_waited_for(tmp_path, peers):
-    async def test(cluster):
-        one, two, three = await add_servers(cluster, peers)
-        stream, first = await create(cluster, replica_nums=3)
-        peers[0].script(Opcode.SEAL_RANGE, silent)
-        peers[1].script(Opcode.SEAL_RANGE, fenced(5, A, 50, writers=b"short"))
-        peers[2].script(Opcode.SEAL_RANGE, fenced(7, B, 70, writers=b"long"))
-        async with asyncio.timeout(limits.SEAL_TIMEOUT_MS / 2000):
-            result = await seal(cluster, stream.stream_id)
-        assert result.status.code == 0
-        opened = result.stream_range
-        assert (opened.range_index, opened.start_offset, opened.end_offset) == (1, 70, NO_END)
-        assert ids(opened)[-1] == one, "the silent server comes last"
-        assert {*ids(opened)} == {one, two, three}
-        sealed, _ = await ranges_of(cluster, stream.stream_id)
-        assert (sealed.end_offset, sealed.end_seq, bytes(sealed.end_digest)) == (70, 7, B)
-        assert ids(sealed) == ids(first)
-        for peer in peers[:3]:
-            await becomes(lambda peer=peer: told(peer, {(0, 70, 7, B), (1, NO_END, NO_SEQ, b"")}))
-        listed = await cluster.list_one(by_server(ids(opened)[0], stream.stream_id))
-        assert listed.writers == b"long"
-        assert len(peers[0].seen(Opcode.SEAL_RANGE)) == 1
-
-    async def told(peer, expected):
-        return expected <= {*announced(peer)}
-
-    run(tmp_path, test)
-
-
-@pytest.mark.parametrize(
-    "broken", [fenced(5, b"short", 50), fenced(-1, b"", 50), fenced(0, A, 50), sealed_at(90)]
-)
-def test_an_answer_that_no_replica_gives_does_not_count(tmp_path, peers, broken):
-    async def test(cluster):
-        await add_servers(cluster, peers)
-        stream, _ = await create(cluster, replica_nums=3)
-        for peer, handler in zip(peers, (broken, broken, fenced(5, A, 50)), strict=False):
-            peer.script(Opcode.SEAL_RANGE, handler)
-        refusal = await seal(cluster, stream.stream_id)
-        assert refusal.status.code == StatusCode.SEAL_NO_SERVER_ANSWERED
-        peers[1].script(Opcode.SEAL_RANGE, fenced(0, b"", 0))
-        assert (await seal(cluster, stream.stream_id)).stream_range.start_offset == 50
-
-    run(tmp_path, test)
 
 
 def test_a_server_that_refuses_connections_gets_no_replica_of_the_next_range(tmp_path, peers):

@@ -121,24 +121,6 @@ def test_too_many_items_are_refused(run):
 # DESCRIBE_STREAMS, DELETE_STREAMS
 
 
-def test_streams_are_described_by_id_then_by_name(run):
-    async def test(cluster):
-        await cluster.add_server()
-        a, b = await cluster.created_id("a"), await cluster.created_id("b")
-        results = await cluster.describe(stream_ids=(b, 99, a), names=("no", "a"))
-        missing = StatusCode.NOT_FOUND
-        assert codes(results) == [0, missing, 0, missing, 0]
-        assert [result.stream_id for result in results] == [b, 99, a, -1, a]
-        assert "stream 99" in results[1].status.message
-        assert "'no'" in results[3].status.message
-        assert await cluster.describe() == []
-        for more in ({"stream_ids": (a,)}, {"names": ("a",)}, {"with_properties": True}):
-            with pytest.raises(InvalidRequestError, match="all_streams goes without"):
-                await cluster.describe(all_streams=True, **more)
-
-    run(test)
-
-
 def test_the_settings_reach_the_store(tmp_path):
     async def main():
         async with running(tmp_path, streams_max=1) as cluster:

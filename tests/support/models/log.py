@@ -120,11 +120,6 @@ class Model:
             for key in sorted(self.batches)
         ]
 
-    def live_batches(self, key: Key) -> list[Entry]:
-        """The batches of a range that hold a record that was not trimmed."""
-        start = self.start[key]
-        return [each for each in self.batches[key] if each.base_offset + each.count > start]
-
     def check_writers(self, states: WriterStates) -> None:
         """Fail unless these are the writers, and the places of their last batches."""
         assert len(states) == len(self.numbered)
