@@ -96,6 +96,7 @@ class HostedRange:
         self.durable = Prefix()
         """The entries of a replicated range that are durable here, of a led one also committed."""
         self._durable_offset = start_offset
+        self._is_end_durable = False
         self.created_at_ms = NO_TIME
         """When its stream was created, NO_TIME if the log does not have it."""
         self.revision = -1
@@ -108,8 +109,14 @@ class HostedRange:
 
     @property
     def end_offset(self) -> int | None:
-        """Offset where the range ends, which is final; None while it is open."""
-        is_final = self.state not in {RangeState.OPEN, RangeState.FENCED}
+        """Offset where the range ends, which is final; None before.
+
+        A seal that waits for the disk is not final. A crash would take the seal back, and batches
+        below it: others must not build on an end that is higher than what is left.
+        """
+        is_final = self.state is RangeState.DELETED or (
+            self.state is RangeState.SEALED and self._is_end_durable
+        )
         return self.assigned_offset if is_final else None
 
     @property
@@ -135,6 +142,7 @@ class HostedRange:
         self.is_replicated = logged.is_replicated
         self.durable = logged.prefix or self.durable
         self._durable_offset = logged.next_offset
+        self._is_end_durable = logged.state in {RangeState.SEALED, RangeState.DELETED}
         is_settled = logged.state is RangeState.SEALED
         if is_settled and self.is_replicated:  # the end may be below what was assigned
             self.assigned_offset = logged.next_offset

@@ -200,7 +200,8 @@ class RangeHost:
         """Become the primary of a range; its first entry has the writers before it."""
         where = placed.stream_range
         members = RangeMembers(self._others_of(where), where.ack_count)
-        hosted = self.table.range_at(*logged.key)
+        hosted = self.table.maybe_range(logged.key)
+        assert hosted is not None
         hosted.is_led = True
         self.primary.lead(logged, members)
         writers = placed.writers
@@ -395,7 +396,8 @@ class RangeHost:
 
     async def _look_up(self, stream_ids: Sequence[int]) -> None:
         try:
-            found = await self._placement.list_hosted_ranges(stream_ids)
+            listed = await self._placement.list_hosted_ranges(stream_ids)
+            found = [each for each in listed if self._is_own(each.stream_range)]
             ends = {
                 (each.stream_id, each.range_index): each.end_offset
                 for each in (placed.stream_range for placed in found)
@@ -416,6 +418,9 @@ class RangeHost:
             for stream_id in stream_ids:
                 self._lookups.pop(stream_id, None)
 
+    def _is_own(self, where: StreamRange) -> bool:
+        return self.table.is_own(where.stream_id, where.created_at_ms)
+
     def _note_half_sealed(self, listed: Iterable[StreamRange]) -> None:
         for where in listed:
             hosted = self.table.maybe_range((where.stream_id, where.range_index))
@@ -433,9 +438,9 @@ class RangeHost:
             return True
         before = (where.stream_id, where.range_index - 1)
         end_offset = ends.get(before, -1)
-        if self.table.has_range(*before):
-            known = self.table.range_at(*before).end_offset
-            end_offset = end_offset if known is None else known
+        here = self.table.maybe_range(before)
+        if here is not None and here.end_offset is not None:
+            end_offset = here.end_offset
         if end_offset in {-1, where.start_offset}:
             return True
         _LOG.error(
@@ -448,12 +453,8 @@ class RangeHost:
     def _is_ended(self, placed: PlacedRange) -> bool:
         """Whether a replicated range has ended, and is not settled here."""
         where = placed.stream_range
-        key = (where.stream_id, where.range_index)
-        return (
-            where.end_seq >= 0
-            and self.table.has_range(*key)
-            and self.table.range_at(*key).end_offset is None
-        )
+        hosted = self.table.maybe_range((where.stream_id, where.range_index))
+        return where.end_seq >= 0 and hosted is not None and hosted.end_offset is None
 
     def _news_of(self, placed: PlacedRange) -> Iterator[Entry]:
         """Yield what the log lacks of a range: that it is here, and the writers before an open one.
@@ -465,7 +466,7 @@ class RangeHost:
         where = placed.stream_range
         is_copy = where.end_seq >= 0
         is_over = where.end_offset >= 0 and not is_copy
-        if not self.table.is_own(where.stream_id, where.created_at_ms) or is_over:
+        if is_over:
             return
         key = (where.stream_id, where.range_index)
         is_replicated = is_copy or len(where.servers) > 1

@@ -16,12 +16,15 @@ on as many secondaries as the range needs. Submissions of other ranges do not wa
 are durable in their order, and only `_on_durable` publishes (`RangeHost.publish`: the table of
 ranges, which bounds every FETCH and DESCRIBE_RANGES) and ends futures.
 
-Three things are visible earlier. Offsets are assigned, and a range is sealed or deleted in the
-table (`RangeTable.move`), when the entry is submitted, as the entries behind it follow from it: so
-DESCRIBE_RANGES may show a seal that is not committed yet. The log knows writers and staged batches
-when they are written, for the next group; repeats are answered from InFlight until the original is
-committed, and END_TXN waits for that (`Stagings.settle`). And a FETCH of the batches staged under a
-transaction may see one that is written and not synced yet.
+Three things are visible earlier:
+
+* Offsets are assigned, and a range is sealed or deleted in the table (`RangeTable.move`), when the
+  entry is submitted, because the entries behind it follow from it. The range accepts nothing more
+  from then on. It has no `end_offset` before its seal is committed.
+* The log knows writers and staged batches when they are written, for the next group. Repeats are
+  answered from InFlight until the original is committed, and END_TXN waits for that
+  (`Stagings.settle`).
+* A FETCH of the batches staged under a transaction may see a batch that is not synced yet.
 
 With a sync interval batches are committed when they are written, and synced at most that much
 later. A decision (a seal, a trim, a new range) is something others build on: it is synced before it

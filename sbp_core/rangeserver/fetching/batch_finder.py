@@ -172,10 +172,16 @@ class BatchFinder:
         self._threads = threads
 
     def at_tail(self, item: Item) -> Item:
-        """Replace "the tail" by the offset that it is at now, so that waiting makes sense."""
-        if item.fetch_offset != LATEST_OFFSET or not self._table.has_stream(item.stream_id):
+        """Replace "the tail" by the offset that it is at now, so that waiting makes sense.
+
+        An item whose stream cannot be read is returned as it is: its answer says why.
+        """
+        if item.fetch_offset != LATEST_OFFSET:
             return item
-        tail = self._table.range_at(item.stream_id, -1)
+        try:
+            tail = self._table.range_at(item.stream_id, -1)
+        except SbpError:
+            return item
         return replace(item, range_index=tail.range_index, fetch_offset=tail.next_offset)
 
     async def answer(self, item: Item, min_bytes: int) -> Answer:

@@ -253,10 +253,8 @@ class Housekeeping:
         offsets: dict[int, int] = {}
         for each in await self._source.list_hosted_ranges(stream_ids):
             placed = each.stream_range
-            if not self._host.table.has_range(placed.stream_id, placed.range_index):
-                continue
-            hosted = self._host.table.range_at(placed.stream_id, placed.range_index)
-            if hosted.start_offset > placed.start_offset:
+            hosted = self._host.table.maybe_range((placed.stream_id, placed.range_index))
+            if hosted is not None and hosted.start_offset > placed.start_offset:
                 known = offsets.get(placed.stream_id, 0)
                 offsets[placed.stream_id] = max(known, hosted.start_offset)
         if offsets:

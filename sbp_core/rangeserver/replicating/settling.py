@@ -234,7 +234,8 @@ class Settler:
         return first is not None and first.server_id == self._driver.server_id
 
     async def _try_to_settle(self, where: StreamRange) -> None:
-        hosted = self._host.table.range_at(where.stream_id, where.range_index)
+        hosted = self._host.table.maybe_range((where.stream_id, where.range_index))
+        assert hosted is not None
         if hosted.end_offset is not None and hosted.key not in self._damaged:
             return
         try:
