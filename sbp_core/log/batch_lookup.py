@@ -20,6 +20,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -264,8 +265,8 @@ class BatchLookup:
         segment = extent.sealed[at]
         path = index_path(self._directory, segment.base)
         try:
-            file = self._disk.open(path, is_writable=False)
-            return read_index_header(file, segment).latest_ms
+            with closing(self._disk.open(path, is_writable=False)) as file:
+                return read_index_header(file, segment).latest_ms
         except (OSError, LogCorruptionError):
             return self.index(extent, at).latest_ms
 

@@ -8,17 +8,17 @@ is written in the same place. The source needs no trust, and no other byte of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.disk import Disk, translate_os_error
-from sbp_core.log.entry import Entry, encode_entry, entry_of
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, encode_entry, entry_of
 from sbp_core.log.segment import SegmentView, file_size, open_segment
-from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot
+from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
+from sbp_core.log.states.state_snapshot import SnapshotReader
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, decode_entry_header
 from sbp_core.wire.checksum import Buffer
 
@@ -59,13 +59,8 @@ class SegmentCheck:
         """Whether all of it was read."""
         self._seqs: dict[RangeKey, int] = {}
         """The number of the last entry of each replicated range, as far as it is known."""
-        if not view.segment.generation:
-            with suppress(LogError):
-                self._seqs = {
-                    each.key: each.seq
-                    for each in read_snapshot(view).ranges
-                    if each.prefix is not None and each.is_whole
-                }
+        # A rewritten segment lacks entries of settled ranges, so they cannot be counted in it.
+        self._snapshot = None if view.segment.generation else SnapshotReader()
 
     def read(self, bytes_max: int) -> Iterator[DamagedEntry]:
         """Yield what is damaged in the next bytes. Raises LogError when the disk fails."""
@@ -75,11 +70,29 @@ class SegmentCheck:
             if item is None:
                 self.is_done = True
                 return
-            header = item.header if isinstance(item, Damage) else item[0]
-            seq = self._number(header)
             if isinstance(item, Damage):
+                self._snapshot = None
                 place = (self._view.file.path, self._view.segment.base, item.position)
-                yield DamagedEntry(*place, item.reason, item.header, seq)
+                yield DamagedEntry(*place, item.reason, item.header, self._number(item.header))
+            elif item[0].kind in SNAPSHOT_KINDS:
+                self._add_snapshot(item[0])
+            else:
+                self._number(item[0])
+
+    def _add_snapshot(self, entry: Entry) -> None:
+        """Take the numbers with which ranges begin in the segment from its snapshot."""
+        if self._snapshot is None:
+            return
+        try:
+            is_complete = self._snapshot.add(entry)
+        except LogCorruptionError:  # without numbers, batches can still be mended by their offsets
+            self._snapshot = None
+            return
+        if is_complete:
+            ranges = self._snapshot.ranges
+            self._seqs = {
+                each.key: each.seq for each in ranges if each.prefix is not None and each.is_whole
+            }
 
     def _number(self, entry: Entry | EntryHeader | None) -> int:
         """Return the number of the next entry, 0 if it is not known."""

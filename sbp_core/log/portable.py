@@ -23,7 +23,7 @@ from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.entry import Entry
-from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, portable, summary
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, portable
 from sbp_core.log.states.staged_entries import (
     BatchColumns,
     decode_portable_end,
@@ -35,8 +35,6 @@ from sbp_core.log.states.staged_entries import (
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.checksum import Buffer, crc32c
-
-__all__ = ["decode_portable", "encode_portable", "summary", "to_local"]
 
 _CHECKS: Final = struct.Struct(">II")
 _FIELDS: Final = struct.Struct(">BqiqI")

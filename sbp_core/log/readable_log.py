@@ -88,8 +88,8 @@ class ReadableLog:
                         return
                 return
             except LogError:
-                if self.state is LogState.CLOSED or extent is self.extent:
-                    raise  # else what failed may be a segment that was removed
+                if not self._is_replaced(extent):
+                    raise
 
     def staged_from(self, staging: Staging, sequence: int) -> Iterator[Slot]:
         """Yield the batches that are staged under an id, from one on; they have no offsets.
@@ -144,7 +144,7 @@ class ReadableLog:
                     yield portable(each.entry)
                     after_seq = each.prefix.seq
             except LogError:
-                if self.state is LogState.CLOSED or extent is self.extent:
+                if not self._is_replaced(extent):
                     raise
 
     def prefix_at(self, key: RangeKey, seq: int) -> Prefix:
@@ -206,8 +206,16 @@ class ReadableLog:
             try:
                 return look(extent)
             except LogError:
-                if self.state is LogState.CLOSED or extent is self.extent:
+                if not self._is_replaced(extent):
                     raise
+
+    def _is_replaced(self, extent: Extent) -> bool:
+        """Whether a look that failed in `extent` may succeed now.
+
+        The cleaner replaces the extent when it removes or rewrites a segment. A reader of the old
+        extent may then fail to open a file that is gone.
+        """
+        return self.state is not LogState.CLOSED and extent is not self.extent
 
     def _check_readable(self) -> None:
         if self.state is LogState.CLOSED:

@@ -89,7 +89,7 @@ class PlacedRange:
 class DriverPort(Protocol):
     """The requests of a range server to the placement driver. Everything raises SbpError."""
 
-    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> dict[RangeKey, PlacedRange]:
         """Return the ranges of these streams that are placed on this server."""
 
     async def list_ranges(self, stream_id: int) -> list[StreamRange]:
@@ -220,32 +220,27 @@ class RangeHost:
 
     async def _find_servers(self, key: RangeKey) -> tuple[str, ...]:
         """Ask the placement driver which other servers have a range now."""
-        placed = await self._placement.list_hosted_ranges([key[0]])
-        ranges = (each.stream_range for each in placed)
-        here = (each for each in ranges if (each.stream_id, each.range_index) == key)
-        return next(map(self._others_of, here), ())
+        placed = (await self._placement.list_hosted_ranges([key[0]])).get(key)
+        return () if placed is None else self._others_of(placed.stream_range)
 
-    def lacking(
-        self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False
-    ) -> list[tuple[int, int]]:
-        """Return the (stream id, range index) pairs that are not known here.
+    async def learn(self, wanted: Iterable[RangeKey], *, is_append: bool = False) -> None:
+        """Look up the ranges among `wanted` that are not known here.
 
-        Index -1 means any range of the stream; `is_append` asks for an open one.
+        Range index -1 means any range of the stream; `is_append` asks for an open range. Returns
+        without a turn of the event loop if all are known. Raises nothing for a range that stays
+        unknown: the request for it is refused.
         """
-        return [each for each in wanted if self.table.lacks(*each, is_append=is_append)]
 
-    async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
-        """Look up those that are `lacking`.
+        def lacking(keys: Iterable[RangeKey]) -> list[RangeKey]:
+            return [each for each in keys if self.table.lacks(*each, is_append=is_append)]
 
-        Never raises for a single stream: a request for a range that stays unknown is refused.
-        """
-        lacking = self.lacking(wanted, is_append=is_append)
-        if not lacking:
+        unknown = lacking(wanted)
+        if not unknown:
             return
-        unknown = {stream_id for stream_id, _ in lacking}
-        pending = self._lookups_of(unknown)
-        with self._waiters.watch(unknown) as changed:
-            while pending and self.lacking(lacking, is_append=is_append):
+        stream_ids = {stream_id for stream_id, _ in unknown}
+        pending = self._lookups_of(stream_ids)
+        with self._waiters.watch(stream_ids) as changed:
+            while pending and lacking(unknown):
                 changed.clear()
                 announced = asyncio.create_task(changed.wait())
                 try:
@@ -263,7 +258,7 @@ class RangeHost:
     def look_up_ended(self, announced: Iterable[StreamRange]) -> None:
         """Ask the placement driver where copies end that are said to have ended."""
         for where in announced:
-            if self._is_ended(PlacedRange(where)):
+            if self._is_ended(where):
                 self.look_up_soon(where.stream_id)
 
     def knows_writers(self, stream_id: int, range_index: int) -> bool:
@@ -397,21 +392,18 @@ class RangeHost:
     async def _look_up(self, stream_ids: Sequence[int]) -> None:
         try:
             listed = await self._placement.list_hosted_ranges(stream_ids)
-            found = [each for each in listed if self._is_own(each.stream_range)]
-            ends = {
-                (each.stream_id, each.range_index): each.end_offset
-                for each in (placed.stream_range for placed in found)
-            }
+            found = {key: each for key, each in listed.items() if self._is_own(each.stream_range)}
             entries = [
                 entry
-                for each in found
-                if self._continues(each.stream_range, ends)
+                for each in found.values()
+                if self._continues(each.stream_range, found)
                 for entry in self._news_of(each)
             ]
             if entries:
                 await self._committer.submit(entries)
-            self._note_half_sealed(each.stream_range for each in found)
-            self.on_ended([each.stream_range for each in found if self._is_ended(each)])
+            ranges = [each.stream_range for each in found.values()]
+            self._note_half_sealed(ranges)
+            self.on_ended(list(filter(self._is_ended, ranges)))
         except SbpError as error:
             _LOG.warning("range look-up failed streams=%d error=%s", len(stream_ids), error)
         finally:
@@ -428,16 +420,16 @@ class RangeHost:
                 is_half = where.end_offset < 0 and hosted.state is RangeState.SEALED
                 (self.half_sealed.add if is_half else self.half_sealed.discard)(hosted.key)
 
-    def _continues(self, where: StreamRange, ends: Mapping[tuple[int, int], int]) -> bool:
-        """Whether a new range starts where the one before ends, if that one is known.
+    def _continues(self, where: StreamRange, listed: Mapping[RangeKey, PlacedRange]) -> bool:
+        """Whether a new range starts where the range before it ends, if that end is known.
 
-        For that end the log here has precedence over `ends`, those listed. A range that starts
-        elsewhere is not hosted: records would be lost, or offsets assigned twice.
+        The log here has precedence over what is `listed`. A range that starts elsewhere is not
+        hosted: records would be lost, or offsets assigned twice.
         """
         if where.end_offset >= 0 or self.table.has_range(where.stream_id, where.range_index):
             return True
         before = (where.stream_id, where.range_index - 1)
-        end_offset = ends.get(before, -1)
+        end_offset = listed[before].stream_range.end_offset if before in listed else -1
         here = self.table.maybe_range(before)
         if here is not None and here.end_offset is not None:
             end_offset = here.end_offset
@@ -450,9 +442,8 @@ class RangeHost:
         )
         return False
 
-    def _is_ended(self, placed: PlacedRange) -> bool:
+    def _is_ended(self, where: StreamRange) -> bool:
         """Whether a replicated range has ended, and is not settled here."""
-        where = placed.stream_range
         hosted = self.table.maybe_range((where.stream_id, where.range_index))
         return where.end_seq >= 0 and hosted is not None and hosted.end_offset is None
 
@@ -465,8 +456,7 @@ class RangeHost:
         """
         where = placed.stream_range
         is_copy = where.end_seq >= 0
-        is_over = where.end_offset >= 0 and not is_copy
-        if is_over:
+        if where.end_offset >= 0 and not is_copy:
             return
         key = (where.stream_id, where.range_index)
         is_replicated = is_copy or len(where.servers) > 1

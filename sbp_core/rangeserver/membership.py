@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import structs
 
@@ -28,6 +28,7 @@ from sbp_core.errors import (
 )
 from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.disk import Disk
+from sbp_core.log.states.range_states import RangeKey
 from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.housekeeping.retention import Retention
 from sbp_core.rangeserver.identity import DriverCommit, Identity, load_identity, store_identity
@@ -73,6 +74,8 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
 _LOG: Final = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
+_Response = TypeVar("_Response")
 _BEAT_MS_MIN: Final = 10
 """The shortest pause between heartbeats that a placement driver may ask for."""
 
@@ -252,15 +255,20 @@ class Membership:
             await self._send_load(self._client.endpoint, timeout_ms=limits.LAST_HEARTBEAT_MS)
         await self._client.close()
 
-    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> dict[RangeKey, PlacedRange]:
         """Return the ranges of these streams that are placed on this server (LIST_RANGES).
 
-        None of them before it has an id: a request without one lists those of all servers.
+        Before this server has an id the answer is empty: a request without an id would list the
+        ranges of all servers.
         """
         if self._identity is None:
-            return []
+            return {}
         results = await self._list_ranges(stream_ids, self.self_table())
-        return [PlacedRange(each, result.writers) for result in results for each in result.ranges]
+        return {
+            (each.stream_id, each.range_index): PlacedRange(each, result.writers)
+            for result in results
+            for each in result.ranges
+        }
 
     async def list_ranges(self, stream_id: int) -> list[StreamRange]:
         """Return all ranges of a stream, in order (LIST_RANGES)."""
@@ -270,11 +278,11 @@ class Membership:
     async def _list_ranges(
         self, stream_ids: Sequence[int], owner: RangeServer | None
     ) -> list[ListRangesResult]:
-        answers: list[ListRangesResponse] = []
-        for chunk in chunks(stream_ids):
-            owners = tuple(RangeCriteria(owner, stream_id) for stream_id in chunk)
-            request = ListRangesRequest(limits.REQUEST_TIMEOUT_MS, owners)
-            answers += await self._client.ask(Opcode.LIST_RANGES, request, ListRangesResponse)
+        owners = [RangeCriteria(owner, stream_id) for stream_id in stream_ids]
+        answers = await self._ask_in_chunks(
+            *(Opcode.LIST_RANGES, owners, ListRangesResponse),
+            lambda chunk: ListRangesRequest(limits.REQUEST_TIMEOUT_MS, chunk),
+        )
         found: list[ListRangesResult] = []
         for result in (each for answer in answers for each in answer.list_responses):
             error = maybe_error(result.status)
@@ -299,32 +307,32 @@ class Membership:
 
     async def report_trims(self, offsets: Mapping[int, int]) -> None:
         """Let the placement driver forget what lies below `offsets`, by stream (TRIM_STREAMS)."""
-        for chunk in chunks([TrimmedStream(*each) for each in offsets.items()]):
-            request = TrimStreamsRequest(limits.REQUEST_TIMEOUT_MS, tuple(chunk))
-            answers = await self._client.ask(Opcode.TRIM_STREAMS, request, TrimStreamsResponse)
-            for result in (each for answer in answers for each in answer.streams):
-                error = maybe_error(result.status)
-                if error is not None:
-                    _LOG.warning("the placement driver did not record a trim: %s", error)
+        trimmed = [TrimmedStream(*each) for each in offsets.items()]
+        answers = await self._ask_in_chunks(
+            *(Opcode.TRIM_STREAMS, trimmed, TrimStreamsResponse),
+            lambda chunk: TrimStreamsRequest(limits.REQUEST_TIMEOUT_MS, chunk),
+        )
+        for result in (each for answer in answers for each in answer.streams):
+            error = maybe_error(result.status)
+            if error is not None:
+                _LOG.warning("the placement driver did not record a trim: %s", error)
 
     async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
         """Return those of what is staged that the placement driver gives up (COMMIT_TXN)."""
-        dead: list[TxnPart] = []
-        for chunk in chunks(parts):
-            request = CommitTxnRequest(limits.REQUEST_TIMEOUT_MS, parts=tuple(chunk))
-            answers = await self._client.ask(Opcode.COMMIT_TXN, request, CommitTxnResponse)
-            dead += [part for answer in answers for part in answer.parts]
-        return dead
+        answers = await self._ask_in_chunks(
+            *(Opcode.COMMIT_TXN, parts, CommitTxnResponse),
+            lambda chunk: CommitTxnRequest(limits.REQUEST_TIMEOUT_MS, parts=chunk),
+        )
+        return [part for answer in answers for part in answer.parts]
 
     async def check_rights(
         self, subject: str, stream_ids: Sequence[int]
     ) -> list[CheckRightsResponse]:
         """Return the rights of a subject on streams (CHECK_RIGHTS)."""
-        answers: list[CheckRightsResponse] = []
-        for chunk in chunks(stream_ids):
-            request = CheckRightsRequest(limits.REQUEST_TIMEOUT_MS, subject, tuple(chunk))
-            answers += await self._client.ask(Opcode.CHECK_RIGHTS, request, CheckRightsResponse)
-        return answers
+        return await self._ask_in_chunks(
+            *(Opcode.CHECK_RIGHTS, stream_ids, CheckRightsResponse),
+            lambda chunk: CheckRightsRequest(limits.REQUEST_TIMEOUT_MS, subject, chunk),
+        )
 
     async def claim_txns(self, subject: str, txn_ids: Sequence[str]) -> set[str]:
         """Claim transactions for a subject; return the foreign ones (SPEC "CHECK_RIGHTS")."""
@@ -337,23 +345,35 @@ class Membership:
 
         Return the streams that do not.
         """
+        answers = await self._ask_in_chunks(
+            *(Opcode.SEAL_RANGE, [RangeId(*each) for each in ranges], SealRangesResponse),
+            lambda chunk: SealRangesRequest(limits.SEAL_TIMEOUT_MS, chunk, cause),
+            timeout_ms=limits.SEAL_TIMEOUT_MS + limits.REQUEST_TIMEOUT_MS,
+        )
         reasons: dict[int, SbpError] = {}
-        for chunk in chunks([RangeId(*each) for each in ranges]):
-            request = SealRangesRequest(limits.SEAL_TIMEOUT_MS, tuple(chunk), cause)
-            answers = await self._client.ask(
-                Opcode.SEAL_RANGE,
-                request,
-                SealRangesResponse,
-                timeout_ms=limits.SEAL_TIMEOUT_MS + limits.REQUEST_TIMEOUT_MS,
-            )
-            for result in (each for answer in answers for each in answer.seal_responses):
-                error = maybe_error(result.status)
-                if error is not None:
-                    reasons[result.stream_id] = error
+        for result in (each for answer in answers for each in answer.seal_responses):
+            error = maybe_error(result.status)
+            if error is not None:
+                reasons[result.stream_id] = error
         if reasons:
             stream_id, reason = min(reasons.items())
             _LOG.warning("ranges not ended count=%d stream=%d: %s", len(reasons), stream_id, reason)
         return set(reasons)
+
+    async def _ask_in_chunks(
+        self,
+        opcode: Opcode,
+        items: Sequence[_Item],
+        response_type: type[_Response],
+        make_request: Callable[[tuple[_Item, ...]], object],
+        timeout_ms: int | None = None,
+    ) -> list[_Response]:
+        """Ask the placement driver about any number of items, a request for each chunk of them."""
+        answers: list[_Response] = []
+        for chunk in chunks(items):
+            request = make_request(tuple(chunk))
+            answers += await self._client.ask(opcode, request, response_type, timeout_ms=timeout_ms)
+        return answers
 
     async def _allocate_identity(self) -> Identity:
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)

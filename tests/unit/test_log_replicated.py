@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.entry import Entry
-from sbp_core.log.portable import decode_portable, summary, to_local
+from sbp_core.log.portable import decode_portable, to_local
 from sbp_core.log.states.range_columns import decode_states, encode_states
 from sbp_core.log.states.range_states import (
     NO_TIME,
@@ -26,6 +26,7 @@ from sbp_core.log.states.replicated_entries import (
     copy_begun_entry,
     fenced_entry,
     settled_entry,
+    summary,
 )
 from sbp_core.log.states.staged_states import StagedStates, staged_entry
 from sbp_core.log.states.writer_states import (

@@ -29,6 +29,7 @@ from sbp_core.wire.headers import (
 )
 
 RANGE_COUNT = 500
+PlacedRanges = dict[tuple[int, int], PlacedRange]
 
 
 class CountingTable(RangeTable):
@@ -72,14 +73,14 @@ def test_a_range_starts_where_the_one_before_ends(
             written.extend(entries)
 
     class Placement:
-        async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
+        async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> PlacedRanges:
             ends = {1: listed_end, 2: 5}
-            return [
-                PlacedRange(StreamRange(stream_id, index, start, end))
+            return {
+                (stream_id, index): PlacedRange(StreamRange(stream_id, index, start, end))
                 for stream_id in stream_ids
                 for index, start, end in ((0, 3, ends[stream_id]), (1, start_offset, -1))
                 if end is not None
-            ]
+            }
 
     async def main() -> None:
         fakes: Any = (Committer(), StreamWaiters(), Placement())
@@ -118,8 +119,8 @@ def test_a_stream_of_another_time_fails_alone_in_its_frame() -> None:
     class Placement:
         server_id = 7
 
-        async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
-            return [PlacedRange(listed[each]) for each in stream_ids]
+        async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> PlacedRanges:
+            return {(each, 0): PlacedRange(listed[each]) for each in stream_ids}
 
         def self_table(self) -> RangeServer:
             return here[0].server or RangeServer()

@@ -132,9 +132,7 @@ class AppendHandler:
         if any(each.info.txn_id is not None and is_copy(each.info.txn_id) for each in frame.items):
             self._check_driver(call.peer.standing, "APPEND of a copy of a transaction")
         places = [(item.stream_id, item.range_index) for item in frame.items]
-        lacking = self._host.lacking(places, is_append=True)
-        if lacking:
-            await self._host.learn(lacking, is_append=True)
+        await self._host.learn(places, is_append=True)
         self._submit(frame)
         try:
             await self._wait(frame)

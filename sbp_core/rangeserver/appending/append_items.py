@@ -10,11 +10,11 @@ transaction: see staging.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -36,6 +36,8 @@ from sbp_core.wording import counted
 
 _SEQUENCE_MAX: Final = 2**63 - 2
 
+_Sent = TypeVar("_Sent")
+
 
 class Item(Struct, frozen=True):
     """One batch that is to be appended."""
@@ -51,25 +53,34 @@ def split_payload(infos: Iterable[AppendInfo], payload: memoryview) -> Iterable[
 
     Raises InvalidRequestError.
     """
-    position = 0
-    for info in infos:
-        end = position + info.batch_length
-        if info.batch_length < 0 or end > len(payload):
-            raise invalid(
-                f"the batch of request {info.request_index} takes bytes {position}..{end} of a"
-                f" payload of {len(payload)}; nothing of this frame was appended",
-            )
+    for info, batch in cut_payload(infos, payload, lambda info: info.batch_length):
         stream_range = info.stream_range
         stream_id = info.stream_id
         if stream_id < 0 and stream_range is not None:
             stream_id = stream_range.stream_id
         range_index = stream_range.range_index if stream_range is not None else -1
-        yield Item(info, stream_id, range_index, payload[position:end])
+        yield Item(info, stream_id, range_index, batch)
+
+
+def cut_payload(
+    items: Iterable[_Sent], payload: memoryview, length_of: Callable[[_Sent], int]
+) -> Iterator[tuple[_Sent, memoryview]]:
+    """Yield each item of a frame with its part of the payload. Raises InvalidRequestError."""
+    position = 0
+    for at, item in enumerate(items):
+        length = length_of(item)
+        end = position + length
+        if length < 0 or end > len(payload):
+            raise invalid(
+                f"item {at} of the frame takes bytes {position}..{end} of a payload of"
+                f" {len(payload)}; nothing of this frame was appended"
+            )
+        yield item, payload[position:end]
         position = end
     if position != len(payload):
         raise invalid(
-            f"the batches take {position} bytes, the payload has {len(payload)}; nothing of this"
-            " frame was appended",
+            f"the items of the frame take {position} bytes, the payload has {len(payload)}; nothing"
+            " of this frame was appended"
         )
 
 

@@ -108,23 +108,16 @@ class Answer(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """Which batches of a range: from the one that holds `offset` up to the bounds, at least one.
+    """Which batches of a range to find: from `offset` to `stop_offset`, at least one of them.
 
-    `next_offset` is the range's tail, `end_offset` the bound of the request, negative for none;
-    `max_bytes` counts bodies. With `staging` the offsets count the batches of that.
+    `max_bytes` counts bodies. With `staging` the offsets count the batches of that transaction.
     """
 
     key: RangeKey
     offset: int
-    next_offset: int
-    end_offset: int
+    stop_offset: int
     max_bytes: int
     staging: Staging | None = None
-
-    @property
-    def stop_offset(self) -> int:
-        """Offset of the first record that is not wanted."""
-        return self.next_offset if self.end_offset < 0 else min(self.end_offset, self.next_offset)
 
 
 def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> Item:
@@ -193,8 +186,9 @@ class BatchFinder:
             hosted, offset = self._locate(item)
             while True:
                 tail = hosted.next_offset
+                stop_offset = tail if item.end_offset < 0 else min(item.end_offset, tail)
                 try:
-                    wanted = Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+                    wanted = Wanted(hosted.key, offset, stop_offset, item.max_bytes)
                     slots = await self._find(wanted)
                     break
                 except LogError:
@@ -216,23 +210,14 @@ class BatchFinder:
 
     async def staged_answer(self, item: Item) -> Answer:
         """Find what is staged. Nothing waits for more of it: at its end the answer is empty."""
-        key = (item.stream_id, item.range_index)
+        key, offset = (item.stream_id, item.range_index), item.fetch_offset
         try:
             staging = self._staging_for(item)
-            slots = await self._find(
-                Wanted(
-                    key,
-                    item.fetch_offset,
-                    staging.batch_count,
-                    -1,
-                    item.max_bytes,
-                    staging=staging,
-                )
-            )
-            slots = _readable(item, slots)
+            wanted = Wanted(key, offset, staging.batch_count, item.max_bytes, staging)
+            slots = _readable(item, await self._find(wanted))
         except SbpError as error:
             return failed(item, error)
-        return Answer(item, slots, item.fetch_offset + len(slots), item.range_index)
+        return Answer(item, slots, offset + len(slots), item.range_index)
 
     async def _find(self, wanted: Wanted) -> tuple[Slot, ...]:
         """Return where batches are. Raises LogError when the first of them cannot be found."""

@@ -154,11 +154,10 @@ class _Fetch:
 
     async def answer(self) -> Response | AsyncGenerator[Response]:
         """Return the only frame, if all is ready and in memory, else as many as it takes."""
-        host, finder = self._shared.host, self._shared.finder
-        if lacking := host.lacking(self._places()):
-            await host.learn(lacking)
+        shared = self._shared
+        await shared.host.learn([(item.stream_id, item.range_index) for item in self._waiting])
         if not self._is_staged:
-            self._waiting = list(map(finder.at_tail, self._waiting))
+            self._waiting = list(map(shared.finder.at_tail, self._waiting))
         found = await self._collect(self._min_bytes)
         if not found.unready and not found.rest:
             prompt = self._maybe_prompt(found.answers, is_end=True)
@@ -221,10 +220,6 @@ class _Fetch:
             )
         changed.clear()
         self._has_waited = True
-
-    def _places(self) -> list[tuple[int, int]]:
-        """Return the ranges to read, (stream id, range index)."""
-        return [(item.stream_id, item.range_index) for item in self._waiting]
 
     async def _allowed(self, answers: list[Answer]) -> list[Answer]:
         """Return answers, with a refusal in place of what the caller may not read any longer."""

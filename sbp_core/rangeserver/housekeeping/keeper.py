@@ -251,12 +251,10 @@ class Housekeeping:
     async def _report(self, stream_ids: Sequence[int]) -> None:
         """Report where streams begin in ranges that the placement driver lets begin before."""
         offsets: dict[int, int] = {}
-        for each in await self._source.list_hosted_ranges(stream_ids):
-            placed = each.stream_range
-            hosted = self._host.table.maybe_range((placed.stream_id, placed.range_index))
-            if hosted is not None and hosted.start_offset > placed.start_offset:
-                known = offsets.get(placed.stream_id, 0)
-                offsets[placed.stream_id] = max(known, hosted.start_offset)
+        for key, placed in (await self._source.list_hosted_ranges(stream_ids)).items():
+            hosted = self._host.table.maybe_range(key)
+            if hosted is not None and hosted.start_offset > placed.stream_range.start_offset:
+                offsets[key[0]] = max(offsets.get(key[0], 0), hosted.start_offset)
         if offsets:
             await self._source.report_trims(offsets)
 

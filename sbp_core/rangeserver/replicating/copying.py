@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.client.types import Connecting
@@ -63,6 +63,15 @@ _LOG: Final = logging.getLogger(__name__)
 _SILENT_SECONDS: Final = 30.0
 """How long a server that did not answer is asked last."""
 _UNREACHABLE: Final = (TransportError, DeadlineExceededError)
+
+
+class _Wanted(NamedTuple):
+    """The fields of READ_ENTRIES: entries by number, or records if `from_offset` is not -1."""
+
+    after_seq: int
+    upto_seq: int
+    from_offset: int = -1
+
 
 _Read = Callable[[str], Coroutine[Any, Any, None]]
 """Appends what the server at an address has."""
@@ -135,9 +144,9 @@ class Copier:
         """
         header, key = damaged.header, (where.stream_id, where.range_index)
         assert header is not None
-        asked = [(damaged.seq - 1, damaged.seq, -1)] if damaged.seq else []
+        asked = [_Wanted(damaged.seq - 1, damaged.seq)] if damaged.seq else []
         if header.kind is EntryKind.BATCH and where.end_seq >= 0:
-            asked.append((0, where.end_seq, header.base_offset))
+            asked.append(_Wanted(0, where.end_seq, header.base_offset))
         found: list[Entry] = []
 
         async def read(address: str) -> None:
@@ -191,7 +200,7 @@ class Copier:
         """Append entries of a server up to `end`, behind those that are here."""
         have = self._logged(hosted).prefix or Prefix()
         while have.seq < end.seq:
-            response, entries = await self._ask(address, hosted.key, (have.seq, end.seq, -1))
+            response, entries = await self._ask(address, hosted.key, _Wanted(have.seq, end.seq))
             if bytes(response.before_digest) != have.digest:
                 raise LogCorruptionError(
                     f"the first {have.seq} entries of the copy at {address} are not those here"
@@ -243,8 +252,8 @@ class Copier:
         self, hosted: HostedRange, where: StreamRange, address: str, after: int, from_offset: int
     ) -> tuple[ReadEntriesResponse, list[Entry]]:
         """Return what a replica answers that has settled the range as it was decided."""
-        asked = (after, where.end_seq, from_offset)
-        response, entries = await self._ask(address, hosted.key, asked)
+        wanted = _Wanted(after, where.end_seq, from_offset)
+        response, entries = await self._ask(address, hosted.key, wanted)
         if bytes(response.end_digest) != bytes(where.end_digest):
             raise LogError(
                 f"the copy at {address} does not end as was decided, or sends no records"
@@ -255,19 +264,12 @@ class Copier:
         self,
         address: str,
         key: RangeKey,
-        asked: tuple[int, int, int],
+        wanted: _Wanted,
         bytes_max: int = limits.REPLICATE_FRAME_BYTES,
     ) -> tuple[ReadEntriesResponse, list[Entry]]:
-        """Return an answer to READ_ENTRIES for `asked`: after_seq, upto_seq and from_offset."""
-        after_seq, upto_seq, from_offset = asked
+        """Return a server's answer to READ_ENTRIES."""
         return await read_entries(
-            self._links,
-            address,
-            key,
-            after_seq=after_seq,
-            upto_seq=upto_seq,
-            bytes_max=bytes_max,
-            from_offset=from_offset,
+            self._links, address, key, bytes_max=bytes_max, **wanted._asdict()
         )
 
     async def _append(self, hosted: HostedRange, entries: Sequence[Entry]) -> None:

@@ -305,17 +305,8 @@ class PeerLink:
         self, ranges: Iterable[tuple[Copy, Prefix, int]], payload: list[Buffer]
     ) -> None:
         """Send entries, or only what is committed, and note what is durable then."""
-        try:
-            results = await self._replicate(ranges, payload)
-        except SbpError as error:
-            self._on_failure(error)
-            return
-        for copy, result in results:
-            refusal = maybe_error(result.status)
-            if refusal is not None:
-                self._on_refusal(copy, refusal)
-                continue
-            copy.note_durable(Prefix(result.seq, bytes(result.digest)), self._loop.time())
+        for copy, durable in await self._exchange(ranges, payload) or ():
+            copy.note_durable(durable, self._loop.time())
             if copy.is_report_due:
                 self.report_soon()
 
@@ -323,23 +314,38 @@ class PeerLink:
         """Ask what is durable of ranges, and go on behind that."""
         for copy in copies:
             copy.ask()
-        try:
-            results = await self._replicate([(copy, copy.acked, 0) for copy in copies], [])
-        except SbpError as error:
-            self._on_failure(error)
+        accepted = await self._exchange([(copy, copy.acked, 0) for copy in copies], [])
+        if accepted is None:
             return
         self.is_down, self._backoff_ms = False, 0
-        for copy, result in results:
-            refusal = maybe_error(result.status)
-            if refusal is not None:
-                self._on_refusal(copy, refusal)
-                continue
-            copy.resume(Prefix(result.seq, bytes(result.digest)), self._loop.time())
+        for copy, durable in accepted:
+            copy.resume(durable, self._loop.time())
             if copy.unsent_count:
                 self._dirty[copy.key] = copy
             elif copy.is_report_due:
                 self.report_soon()
         self._wake()
+
+    async def _exchange(
+        self, ranges: Iterable[tuple[Copy, Prefix, int]], payload: list[Buffer]
+    ) -> list[tuple[Copy, Prefix]] | None:
+        """Send a frame; return what is durable of each copy that accepted its part.
+
+        Refusals are dealt with here. Returns None if the server did not answer.
+        """
+        try:
+            results = await self._replicate(ranges, payload)
+        except SbpError as error:
+            self._on_failure(error)
+            return None
+        accepted: list[tuple[Copy, Prefix]] = []
+        for copy, result in results:
+            refusal = maybe_error(result.status)
+            if refusal is not None:
+                self._on_refusal(copy, refusal)
+            else:
+                accepted.append((copy, Prefix(result.seq, bytes(result.digest))))
+        return accepted
 
     async def _replicate(
         self, ranges: Iterable[tuple[Copy, Prefix, int]], payload: list[Buffer]

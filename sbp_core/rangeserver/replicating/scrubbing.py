@@ -121,12 +121,10 @@ class Scrubber:
         if not self._bytes_per_s:
             return
         if self._check is None:
-            view = await self._next_segment()
+            view = self._next_segment()
             if view is None:
                 return
-            end = self._log.end_position
-            check = await self._loop.run_in_executor(self._thread, SegmentCheck, view, end)
-            self._check = (view, check)
+            self._check = (view, SegmentCheck(view, self._log.end_position))
         view, check = self._check
         slice_bytes = self._bytes_per_s * _INTERVAL_SECONDS
         try:
@@ -143,7 +141,7 @@ class Scrubber:
             self._check = None
             await self._loop.run_in_executor(self._thread, view.file.drop_cache)
 
-    async def _next_segment(self) -> SegmentView | None:
+    def _next_segment(self) -> SegmentView | None:
         now = self._loop.time()
         if not self._bases and now >= self._next_pass and self._log.extent.sealed:
             self._next_pass = now + _PASS_SECONDS
@@ -214,18 +212,10 @@ class Scrubber:
             raise LogError("it is not known which records were there; see `sbp log check`")
         if not hosted.is_replicated:
             raise LogError("the range has no other replica: restore the file from a backup")
-        placed = await self._driver.list_hosted_ranges([hosted.stream_id])
-        where = next(
-            (
-                each.stream_range
-                for each in placed
-                if (each.stream_range.stream_id, each.stream_range.range_index) == hosted.key
-            ),
-            None,
-        )
-        if where is None:
+        placed = (await self._driver.list_hosted_ranges([hosted.stream_id])).get(hosted.key)
+        if placed is None:
             raise LogError("the placement driver does not list the range for this server")
-        body = await self._copier.find_body(damaged, where)
+        body = await self._copier.find_body(damaged, placed.stream_range)
         await self._loop.run_in_executor(
             self._thread, mend, self._disk, self._log.directory, damaged, *body
         )

@@ -33,6 +33,7 @@ from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
 from sbp_core.log.states.staged_entries import decode_end, decode_portable_end, decode_prefix
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.writer_states import check_writers
+from sbp_core.rangeserver.appending.append_items import cut_payload
 from sbp_core.rangeserver.appending.commit import GroupCommitter, Written
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import RangeHost
@@ -188,19 +189,15 @@ class ReplicateHandler:
         """Accept one frame, and answer when its entries are durable."""
         check_version(call)
         request = call.decode(ReplicateRequest)
-        parts = _split(request.ranges, call.payload)
-        lacking = self._host.lacking(
-            [(each.stream_id, each.range_index) for each in request.ranges]
-        )
-        if lacking:
-            await self._host.learn(lacking)
+        sent = list(cut_payload(request.ranges, call.payload, lambda each: each.entries_length))
+        await self._host.learn((each.stream_id, each.range_index) for each in request.ranges)
         accepted = [
             self._accept_one(each, part, call.memory_bytes if at == 0 else 0)
-            for at, (each, part) in enumerate(zip(request.ranges, parts, strict=True))
+            for at, (each, part) in enumerate(sent)
         ]
         results = [
-            await self._result(sent, outcome)
-            for sent, outcome in zip(request.ranges, accepted, strict=True)
+            await self._result(each, outcome)
+            for (each, _), outcome in zip(sent, accepted, strict=True)
         ]
         return Response(ReplicateResponse(0, tuple(results), SUCCESS))
 
@@ -281,23 +278,3 @@ def _not_growing(hosted: HostedRange) -> SbpError:
         f"range {hosted.range_index} of stream {hosted.stream_id} is {hosted.state.value} here; it"
         " accepts no entries any more"
     )
-
-
-def _split(ranges: Sequence[ReplicatedRange], payload: memoryview) -> list[memoryview]:
-    """Cut the payload by the lengths of the header. Raises InvalidRequestError."""
-    parts, position = [], 0
-    for each in ranges:
-        end = position + each.entries_length
-        if each.entries_length < 0 or end > len(payload):
-            raise invalid(
-                f"the entries of range {each.range_index} of stream {each.stream_id} take bytes"
-                f" {position}..{end} of a payload of {len(payload)}; nothing was appended"
-            )
-        parts.append(payload[position:end])
-        position = end
-    if position != len(payload):
-        raise invalid(
-            f"the entries take {position} bytes, the payload has {len(payload)}; nothing was"
-            " appended"
-        )
-    return parts

@@ -205,13 +205,13 @@ class Settler:
         placed = await self._driver.list_hosted_ranges(
             list(dict.fromkeys(each.stream_id for each in undecided))
         )
-        where = {
-            (each.stream_range.stream_id, each.stream_range.range_index): each.stream_range
-            for each in placed
-        }
-        known = [(hosted, where[hosted.key]) for hosted in undecided if hosted.key in where]
-        missing = [hosted.key for hosted in undecided if hosted.key not in where]
-        kept = {hosted.key for hosted in self._host.table.replicated()} - where.keys()
+        known = [
+            (hosted, placed[hosted.key].stream_range)
+            for hosted in undecided
+            if hosted.key in placed
+        ]
+        missing = [hosted.key for hosted in undecided if hosted.key not in placed]
+        kept = {hosted.key for hosted in self._host.table.replicated()} - placed.keys()
         self._unlisted = {key: at for key, at in self._unlisted.items() if key in kept} | {
             key: _later(now, self._unlisted.get(key, _NEVER)[1]) for key in missing
         }
