@@ -1,13 +1,13 @@
-"""The states of ranges as columns: in snapshots, in index files, and beside the log.
+"""Encode the states of ranges as columns, for snapshots, index files and high-water marks.
 
-A snapshot, the first group of a segment, carries the states of all ranges in chunks, behind what is
-known of writers and of transactions (state_snapshot.py). Each chunk is a SNAPSHOT entry:
-`base_offset` is the number of ranges in all chunks, `count` that in this one. Its body is columns
-of `count` values each, little-endian, one after the other: stream_id i64, start_offset i64,
-next_offset i64, range_index i32, state_code u8, created_at_ms i64, seq i64, highest_seq i64, and 16
-bytes of digest. The last three columns are left out where no range is replicated; seq is -1 for one
-that is not. created_at_ms is left out as well where it is not known of any range, as in logs of
-earlier versions. The state codes are OPEN 0, SEALED 1, DELETED 2, FENCED 3.
+A snapshot, the first group of a segment, has the states of all ranges in chunks, behind writers and
+transactions (state_snapshot.py). Each chunk is a SNAPSHOT entry: `base_offset` is the number of
+ranges in all chunks, `count` the number in this chunk. Its body is columns of `count` values each,
+little-endian, one after the other: stream_id i64, start_offset i64, next_offset i64, range_index
+i32, state_code u8, created_at_ms i64, seq i64, highest_seq i64, and 16 bytes of digest. The last
+three columns are left out if no range is replicated; seq is -1 for a range that is not replicated.
+created_at_ms is left out, too, if it is unknown for all ranges, as in logs of earlier versions. The
+state codes are OPEN 0, SEALED 1, DELETED 2, FENCED 3.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ STATE_COLUMNS: Final = (
     ("range_index", np.dtype("<i4")),
     ("state_code", np.dtype("u1")),
 )
-"""The columns that index files have, too."""
+"""The columns that index files have as well."""
 REPLICA_COLUMNS: Final = (
     ("seq", np.dtype("<i8")),
     ("highest_seq", np.dtype("<i8")),
     ("digest", np.dtype(f"V{DIGEST_BYTES}")),
 )
-"""Further ones, where a range is replicated."""
+"""Further columns, if any range is replicated."""
 _DATED_COLUMNS: Final = (*STATE_COLUMNS, ("created_at_ms", np.dtype("<i8")))
 _ALL_COLUMNS: Final = (*_DATED_COLUMNS, *REPLICA_COLUMNS)
 
@@ -54,13 +54,13 @@ def encode_states(ranges: Sequence[LoggedRange]) -> bytes:
 
 
 def states_lengths(count: int) -> tuple[int, ...]:
-    """Return the lengths in bytes that the columns of `count` ranges may have, longest first."""
+    """Return the possible lengths in bytes of the columns of `count` ranges, longest first."""
     forms = (_ALL_COLUMNS, _DATED_COLUMNS, STATE_COLUMNS)
     return tuple(count * _bytes_of(columns) for columns in forms)
 
 
 def decode_states(data: memoryview, count: int) -> list[LoggedRange]:
-    """Return `count` ranges from their columns, the last of which may be missing.
+    """Return `count` ranges from their columns; the last columns may be missing.
 
     Raises LogCorruptionError.
     """
@@ -86,9 +86,9 @@ def ranges_of(  # noqa: PLR0917 - the columns, in their order
     times: Sequence[int] = (),
     *numbers: Sequence[Any],
 ) -> list[LoggedRange]:
-    """Return ranges from columns, the last of which may be missing.
+    """Return ranges from columns; the last columns may be missing.
 
-    Raises LogCorruptionError for a state that is not known.
+    Raises LogCorruptionError for an unknown state.
     """
     if max(codes, default=0) >= len(STATE_CODES):
         raise LogCorruptionError(f"{max(codes)} is no state of a range")

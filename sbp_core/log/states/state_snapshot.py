@@ -1,15 +1,14 @@
-"""The snapshot at the start of a segment: ranges, writers, transactions, as of the entries before.
+"""The snapshot at the start of a segment: the states of ranges, writers and transactions there.
 
-In this order: SNAPSHOT_WRITERS, SNAPSHOT_STAGED, and then at least one SNAPSHOT (range_columns.py).
-The first two are left out where nothing is known.
+Its entries, in this order: SNAPSHOT_WRITERS, SNAPSHOT_STAGED, and at least one SNAPSHOT
+(range_columns.py). The first two are left out if they would be empty.
 
-A SNAPSHOT_WRITERS entry holds `count` records, each a stream_id i64 and a writer as
-writer_states.py has it; `base_offset` is the number of these entries, `range_index` counts them.
-Without a writer id a record says from which range of the stream on its writers are known here; its
-last sequence is that range's index.
+A SNAPSHOT_WRITERS entry has `count` records, each a stream_id i64 and a writer (writer_states.py).
+`base_offset` is the number of these entries, `range_index` counts them. A record without a writer
+id has as its last sequence the index of the range from which on the stream's writers are known.
 
-The bodies of the SNAPSHOT_STAGED entries, put together, are the records of staged_states.py;
-`base_offset` and `range_index` are as above.
+The joined bodies of the SNAPSHOT_STAGED entries are the records of staged_states.py; `base_offset`
+and `range_index` are as above.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from sbp_core.segment_format import EntryKind
 def encode_snapshot(
     states: RangeStates, *, ranges_per_entry: int = limits.SNAPSHOT_RANGES_PER_ENTRY
 ) -> list[Entry]:
-    """Return the entries of a snapshot of `states`; of ranges at least one.
+    """Return the entries of a snapshot of `states`, at least one SNAPSHOT entry.
 
-    Those of ranges come last. A crash leaves the beginning of a group, so a snapshot with all
-    ranges is complete.
+    Ranges come last: a crash leaves the beginning of a group, so a snapshot with all ranges is
+    complete.
     """
     ranges = list(states)
     chunks = _chunks(ranges, ranges_per_entry)
@@ -54,7 +53,7 @@ def encode_snapshot(
 
 
 class _Parts:
-    """Counts the entries of one kind, of which each says how many there are."""
+    """Counts the entries of one kind; each entry has the number of all."""
 
     def __init__(self) -> None:
         self.added_count = 0
@@ -75,7 +74,7 @@ class _Parts:
 
 
 class SnapshotReader:
-    """Puts the entries together that a segment begins with."""
+    """Joins the entries of a snapshot."""
 
     def __init__(self) -> None:
         self.ranges: list[LoggedRange] = []
@@ -87,16 +86,16 @@ class SnapshotReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranges are there, and so all the rest."""
+        """Whether all ranges are there. They come last, so the rest is there as well."""
         return len(self.ranges) == self._expected_count
 
     @property
     def has_all_but_ranges(self) -> bool:
-        """Whether all writers are there and all that is staged, if there are any."""
+        """Whether all writers and all stagings are there."""
         return all(parts.is_whole for parts in self._parts.values())
 
     def states(self) -> RangeStates:
-        """Return what the snapshot says, once it is complete."""
+        """Return the states of a complete snapshot."""
         return RangeStates(self.ranges, self.writers, self.staged)
 
     def add(self, entry: Entry) -> bool:
@@ -145,7 +144,7 @@ _STREAM: Final = struct.Struct(">q")
 
 
 def encode_writer_snapshot(states: WriterStates) -> list[Entry]:
-    """Return the SNAPSHOT_WRITERS entries of `states`, none where nothing is known."""
+    """Return the SNAPSHOT_WRITERS entries of `states`, none if there is nothing to say."""
     records = [
         _STREAM.pack(stream_id) + encode_writer(writer) for stream_id, writer in states.snapshot()
     ]
@@ -172,7 +171,7 @@ def decode_writer_snapshot(entry: Entry) -> Sequence[tuple[int, WriterState]]:
 def encode_staged_snapshot(
     states: StagedStates, *, chunk_bytes: int = limits.SNAPSHOT_STAGED_BYTES
 ) -> list[Entry]:
-    """Return the SNAPSHOT_STAGED entries of `states`, none where nothing is known."""
+    """Return the SNAPSHOT_STAGED entries of `states`, none if there is nothing to say."""
     chunks = _chunks(states.encode(), chunk_bytes)
     return [
         Entry(EntryKind.SNAPSHOT_STAGED, 0, at, len(chunks), 0, chunk)
