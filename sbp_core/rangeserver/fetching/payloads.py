@@ -1,7 +1,7 @@
-"""The payload of a FETCH answer.
+"""Read the payload of a FETCH answer.
 
-Bodies come from memory where the log keeps them, else verified from the disk (log/bodies.py), or
-only some of their columns (selected_reads.py). Small ones are joined into one buffer.
+Bodies come from memory if the log has them there, else verified from the disk (log/bodies.py), or
+only some of their columns (selected_reads.py). Small bodies are joined into one buffer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from sbp_core.wire.checksum import Buffer, crc32_joined
 class SlotBodies:
     """The bytes of the first `slot_count` slots, in buffers worth sending one by one.
 
-    `error` says why the next slot could not be read. `crc32` is that of all buffers, None where it
-    is not known without reading them.
+    `error` says why the next slot could not be read. `crc32` is the CRC-32 of all buffers, None if
+    it is not known yet.
     """
 
     buffers: tuple[Buffer, ...]
@@ -36,7 +36,7 @@ class SlotBodies:
 
 
 def joined(parts: Iterable[SlotBodies]) -> tuple[list[Buffer], int | None]:
-    """Return the buffers of a payload in their order, and its CRC-32 if it is known."""
+    """Return the buffers of a payload in order, and its CRC-32 if known."""
     buffers: list[Buffer] = []
     crc32: int | None = 0
     for part in parts:
@@ -58,8 +58,8 @@ def read_slots(
 ) -> SlotBodies:
     """Return the bodies of `slots` as they are sent, up to the first that cannot be read.
 
-    Unless it `may_wait` for the disk, that is also the first one that is not in memory. Parts
-    that the `selection` leaves out are neither sent nor, in large batches on the disk, read.
+    Without `may_wait` a body that is not in memory cannot be read. Columns outside of `selection`
+    are not sent, and not read from large batches on the disk.
     """
     recent: Sequence[RecentBody] = ()
     if (

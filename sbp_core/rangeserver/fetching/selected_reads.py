@@ -1,8 +1,8 @@
-"""Batches as they are sent to a reader that wants some of their columns, or some rows.
+"""Read batches for a client that wants some of their columns, or some rows.
 
-A large batch on the disk is read where the wanted columns are, so that two of twenty cost a tenth;
-and only its front if no row is wanted. Its checksum is that of the whole batch and cannot be
-compared then. The statistics have one of their own, and the front is compared with the index; other
+Only the wanted columns of a large batch are read from the disk, so that two columns of twenty cost
+a tenth; and only its front if no row is wanted. The checksum of the whole batch cannot be verified
+then. The statistics have a checksum of their own, and the front is compared with the index. Other
 damage is found by reads of whole batches and by the scrub (guarantees, "Failures that are not
 covered").
 """
@@ -29,18 +29,18 @@ from sbp_core.records import (
 from sbp_core.wire.checksum import Buffer
 
 _RUN_BYTES_MIN: Final = 4 * limits.KIB
-"""If the runs of a batch are smaller on average, one read of the whole batch is faster."""
+"""If the runs of a batch are smaller on average, a read of the whole batch is faster."""
 
 
 class SelectedParts(NamedTuple):
-    """The parts of the first batches as they are sent; `error` says why the next is unreadable."""
+    """The parts of batches as they are sent; `error` says why the next batch is unreadable."""
 
     parts: list[Sequence[Buffer]]
     error: LogError | None
 
 
 def are_worth_parts(slots: Sequence[Slot]) -> bool:
-    """Whether batches are so large that only parts of them are read."""
+    """Whether batches are large enough to read only parts of them."""
     stored_bytes = sum([slot.body_length for slot in slots])
     return stored_bytes >= len(slots) * limits.CUT_BATCH_BYTES_MIN
 
@@ -48,9 +48,9 @@ def are_worth_parts(slots: Sequence[Slot]) -> bool:
 def read_selected(
     key: RangeKey, slots: Sequence[Slot], selection: Selection, *, may_wait: bool
 ) -> SelectedParts:
-    """Read what is wanted of `slots` from the disk, up to the first that cannot be read.
+    """Read the selected parts of `slots` from the disk, up to the first that cannot be read.
 
-    Unless it `may_wait`, that is also the first one that is not in the page cache.
+    Without `may_wait` a batch that is not in the page cache cannot be read.
     """
     parts: list[Sequence[Buffer]] = []
     for slot in slots:
@@ -63,7 +63,7 @@ def read_selected(
 
 
 def as_sent(slot: Slot, body: memoryview, selection: Selection) -> Sequence[Buffer]:
-    """Return the parts of a batch in memory that are sent: `body` alone if it is sent unchanged."""
+    """Return the parts to send of a batch in memory: only `body` if it is sent unchanged."""
     cut = _maybe_cut(slot, body, selection)
     if cut is not None:
         return [cut.head, *(body[start:end] for start, end in cut.runs)]
@@ -75,7 +75,7 @@ def as_sent(slot: Slot, body: memoryview, selection: Selection) -> Sequence[Buff
 def _read_parts(
     key: RangeKey, slot: Slot, selection: Selection, *, may_wait: bool
 ) -> Sequence[Buffer]:
-    """Read what is sent of a batch; whole and verified if not only a part is. Raises LogError."""
+    """Read the parts to send of a batch; a whole batch is verified. Raises LogError."""
     opened = open_body(key, slot, FRONT_BYTES, may_wait=may_wait)
     front = known_front(opened.front, slot.body_length, opened.read)
     cut = _maybe_cut(slot, front, selection)
@@ -88,11 +88,11 @@ def _read_parts(
 
 
 def _maybe_cut(slot: Slot, front: memoryview, selection: Selection) -> Cut | None:
-    """Return what is left of a batch; None: it is sent whole."""
+    """Return the selected part of a batch; None if it is sent whole."""
     if selection == NO_SELECTION or slot.base_offset < 0:
         return None
     try:
         extent = BatchExtent(slot.base_offset, slot.count, slot.body_length)
         return selection.maybe_cut(front, extent)
-    except RecordBatchError:  # it is as it was appended: its reader says what is wrong with it
+    except RecordBatchError:  # send an invalid batch as it was appended: its reader names the error
         return None

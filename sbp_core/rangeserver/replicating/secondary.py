@@ -1,12 +1,11 @@
 """The copies of ranges that other servers lead: REPLICATE (SPEC "REPLICATE").
 
-Entries are appended only behind the entry with the number and the digest that the primary names.
-So what is here is always a prefix of the primary's entries. They go the way of all entries into the
-log (appending/commit.py). The answer says that they are durable. They become readable when the
-primary reports that they are committed.
+Entries are appended only behind the entry with the number and the digest that the primary names. So
+a copy is always a prefix of the primary's entries. The answer says which entries are durable. They
+become readable when the primary reports that they are committed.
 
-An end of transactions names batches by their places in the primary's log. It waits until the
-batches that it names are in the log here, and is written with their places here.
+The end of transactions names batches by positions in the log. It waits until the named batches are
+in the log here, and is written with their positions here.
 """
 
 from __future__ import annotations
@@ -54,21 +53,21 @@ from sbp_core.wire.status import SUCCESS, status_for
 
 @dataclass(slots=True)
 class _Tail:
-    """The end of a copy with everything that was accepted; `done` ends when that is durable."""
+    """The end of a copy with all accepted entries; `done` is done when they are durable."""
 
     end: Prefix
     done: asyncio.Future[Written] | asyncio.Task[Written] | None = None
 
 
 _GROWING: Final = {RangeState.OPEN, RangeState.FENCED}
-"""The states in which entries are appended: from the primary, or to settle the copy."""
+"""States in which entries are appended: from the primary, or to settle the copy."""
 
 _Accepted = tuple[HostedRange, asyncio.Future[Written] | None]
-"""A range, and what ends when the entries of the frame are durable."""
+"""A range, and a future for the durability of its entries."""
 
 
 class Secondary:
-    """Appends the entries of ranges that are led elsewhere, in the order in which they come."""
+    """Appends the entries of ranges that are led elsewhere, in order."""
 
     def __init__(self, staged: StagedStates, committer: GroupCommitter) -> None:
         self._staged = staged
@@ -78,10 +77,10 @@ class Secondary:
     def append(
         self, hosted: HostedRange, before: Prefix, entries: Sequence[Entry], memory_bytes: int = 0
     ) -> asyncio.Future[Written]:
-        """Append entries behind `before`; the future ends when they are durable.
+        """Append entries behind `before`; the future is done when they are durable.
 
         Raises WriterGapError if other entries come next, InvalidRequestError for entries that
-        cannot be of the range.
+        cannot belong to the range.
         """
         if hosted.state not in _GROWING:
             raise _not_growing(hosted)
@@ -124,7 +123,7 @@ class Secondary:
         return done
 
     def maybe_pending(self, hosted: HostedRange) -> asyncio.Future[Written] | None:
-        """Return what ends when all that was accepted is durable, None if it is."""
+        """Return the future of the accepted entries, None if all are durable."""
         tail = self._tails.get(hosted.key)
         return None if tail is None else tail.done
 
@@ -142,10 +141,10 @@ class Secondary:
         entries: Sequence[Entry],
         memory_bytes: int,
     ) -> Written:
-        """Append entries behind those that are written; ends of transactions each by itself.
+        """Append entries behind `earlier`; each end of transactions in a group of its own.
 
-        Nothing is appended behind a fence that came in between: the placement driver has an answer
-        without these entries.
+        Nothing is appended behind a fence that came in between, because the placement driver was
+        answered without these entries.
         """
         accepted_in = hosted.state
 
@@ -169,15 +168,15 @@ class Secondary:
         return written
 
     def _on_done(self, key: RangeKey, tail: _Tail, done: asyncio.Future[Written]) -> None:
-        """Forget a tail once its last entries are durable or failed: the log has what is here."""
+        """Forget a tail when its last entries are durable, or failed."""
         if tail.done is done and self._tails.get(key) is tail:
             del self._tails[key]
 
 
 class ReplicateHandler:
-    """Serves REPLICATE. Every range of a frame succeeds or fails by itself.
+    """Serves REPLICATE. Each range of a frame succeeds or fails by itself.
 
-    Entries are refused as appends are while the disk is full. The ranges then go on elsewhere.
+    While the disk is full entries are refused like appends. The ranges then go on elsewhere.
     """
 
     def __init__(self, host: RangeHost, secondary: Secondary, disk_space: DiskSpace) -> None:
@@ -235,7 +234,7 @@ class ReplicateHandler:
 
 
 def check_version(call: ServerCall) -> None:
-    """Raise UnsupportedError unless a version of replication was agreed on for the connection."""
+    """Raise UnsupportedError unless the connection has agreed on a version of replication."""
     if not call.agreement.replication_version:
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
@@ -250,9 +249,9 @@ def _has_failed(done: asyncio.Future[Written] | None) -> bool:
 
 
 def check_content(entry: Entry) -> None:
-    """Raise SbpError unless the log can be read with an entry that another server sent.
+    """Raise SbpError if the content of an entry from another server is invalid.
 
-    Whether it follows from the entries before it is checked when it is written.
+    Whether the entry follows from the entries before it is checked when it is written.
     """
     match entry.kind:
         case EntryKind.BATCH | EntryKind.STAGED:
