@@ -235,6 +235,7 @@ class BatchLookup:
         with self._lock:
             place = self._indexes.setdefault(segment, _OpenIndex())
             self._indexes.move_to_end(segment)
+        # Only threads that need this index wait for its load: `_lock` is not held.
         with place.lock:
             if place.index is not None:
                 return place.index

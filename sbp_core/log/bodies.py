@@ -115,11 +115,9 @@ def open_body(key: RangeKey, slot: Slot, front_bytes: int, *, may_wait: bool) ->
     data = memoryview(_read(slot, position, length, may_wait=may_wait))
     with naming_damage(slot.view.file.path, position):
         header = decode_entry_header(data[:ENTRY_HEADER_BYTES], position)
-    kind, base_offset = EntryKind.BATCH, slot.base_offset
-    if slot.prefix_bytes:
-        kind, base_offset = EntryKind.STAGED, slot.birth_position
-    expected = (slot.location.length, kind, *key, base_offset, slot.count)
-    if (header.length, *header[3:]) != expected:
+    expected = _expected(key, slot)
+    fields = (expected.kind, *key, expected.base_offset, expected.count)
+    if (header.length, *header[3:]) != (slot.location.length, *fields):
         reason = f"another entry, {header.kind.name}, is in its place"
         raise _not_served(key, slot, reason)
     return OpenBody(data[before_bytes:], slot, may_wait)
@@ -170,11 +168,9 @@ def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
     """Return the body of the batch in `data`. Raises LogCorruptionError."""
     position = slot.location.position
     body = data[ENTRY_HEADER_BYTES:]
-    if slot.prefix_bytes:
-        expected = Entry(EntryKind.STAGED, *key, slot.birth_position, slot.count, body)
-    else:
-        expected = Entry(EntryKind.BATCH, *key, slot.base_offset, slot.count, body)
-    if data[:ENTRY_HEADER_BYTES] == encode_entry(expected, position)[0]:
+    # The header that the body must have follows from body, position and range. To compare it is
+    # faster than to decode the entry, and notices an index that points to another batch.
+    if data[:ENTRY_HEADER_BYTES] == encode_entry(_expected(key, slot, body), position)[0]:
         return body[slot.prefix_bytes :]
     try:
         found = decode_entry(data, position)
@@ -182,6 +178,13 @@ def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
     except LogError as error:
         reason = str(error)
     raise _not_served(key, slot, reason)
+
+
+def _expected(key: RangeKey, slot: Slot, body: Buffer = b"") -> Entry:
+    """Return the entry that the log must have for a slot."""
+    if slot.prefix_bytes:
+        return Entry(EntryKind.STAGED, *key, slot.birth_position, slot.count, body)
+    return Entry(EntryKind.BATCH, *key, slot.base_offset, slot.count, body)
 
 
 def _not_served(key: RangeKey, slot: Slot, reason: str) -> LogCorruptionError:

@@ -111,6 +111,7 @@ class Cleaner:
         """
         found = self._liveness.find()
         cleaned = self._remove_front(found)
+        # Look again after `_remove_front`. Segments that became full meanwhile are left for later.
         extent = first = self._log.extent
         held: set[int] = set()
         is_all_known = True
@@ -200,7 +201,7 @@ class Cleaner:
         disk, directory = self._log.disk, self._log.directory
         cleaned = Cleaned()
         while self._doomed:
-            segment = self._doomed[0]
+            segment = self._doomed[0]  # it stays in the queue if the disk fails
             for path in (
                 segment_path(directory, segment.base),
                 index_path(directory, segment.base),
@@ -232,6 +233,8 @@ class Cleaner:
                 merger = self._merger(view, extent, at, found.runs(extent, at), self._merge)
                 kept = merger.merged(kept)
             rewritten, rows = write_segment(log.disk, fresh, header, kept)
+            # Before the rename: afterwards nothing but the index has the ranges at the end, unless
+            # the snapshot behind the segment is intact.
             log.lookup.write_index(rewritten, ranges, rows)
             with translate_os_error(LogWriteError, "replacing", path):
                 failpoint("cleaner.before_replace")

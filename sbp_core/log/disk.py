@@ -131,7 +131,7 @@ class OsFile:
     def pread(self, length: int, position: int) -> bytes:
         """Return `length` bytes from `position`; fewer only at the end of the file."""
         data = os.pread(self._descriptor, length, position)
-        if len(data) in (0, length):
+        if len(data) in (0, length):  # almost always: one system call, and no copy
             return data
         parts = [data]
         got = len(data)

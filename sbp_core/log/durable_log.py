@@ -28,7 +28,7 @@ from sbp_core.log.entry import APPENDED_KINDS, COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import SegmentIndex, encode_index
 from sbp_core.log.readable_log import LogState, ReadableLog
 from sbp_core.log.recovery.opening import Recovered, RecoveryReport, lock_log, recover
-from sbp_core.log.replica_reading import ReplicaStates, cut_after
+from sbp_core.log.replica_reading import ReplicaStates, truncate_after
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_writer import ActiveSegment, check_group
@@ -213,7 +213,7 @@ class Log(ReadableLog):
         with self._syncing:
             self._sync(Outcome.NOT_APPLIED)
 
-    def cut(self, key: RangeKey, end_offset: int, end: Prefix) -> Entry:
+    def truncation(self, key: RangeKey, end_offset: int, end: Prefix) -> Entry:
         """Return the SETTLED entry that truncates a replicated range to `end`.
 
         It also settles a range whose damaged entries were mended. Nothing else may be appended to
@@ -225,7 +225,7 @@ class Log(ReadableLog):
             is_last = all(each.key <= key for each in self._states if each.stream_id == key[0])
         now = ReplicaStates(logged, self.staged, self.writers, is_last)
         return self._looked_up(
-            lambda extent: cut_after(self._reader(extent, logged), now, end_offset, end)
+            lambda extent: truncate_after(self._reader(extent, logged), now, end_offset, end)
         )
 
     def unsettled(self) -> frozenset[RangeKey]:
@@ -325,6 +325,7 @@ class Log(ReadableLog):
         self.high_water.on_written(group.changed, group.end)
         if group.is_durable:
             self._sync(Outcome.UNKNOWN)
+        # Bodies before rows: a reader that finds a row then finds its body in memory.
         self.recent.keep(group.entries, group.locations)
         for entry, location in zip(group.entries, group.locations, strict=True):
             self.extent.rows.add(entry, location, group.time_ms)
@@ -358,6 +359,8 @@ class Log(ReadableLog):
     def _roll(self) -> None:
         """Sync the active segment, and begin a new one."""
         self.sync()
+        # From here to the end any failure is fatal: the new segment may exist, and a second try at
+        # the same position would find it in the way.
         before, full = self.extent, self._active.to_full()
         path = segment_path(self.directory, full.end)
         with self._syncing, self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):

@@ -53,7 +53,7 @@ class Patience:
                 if not is_waiting:
                     is_waiting = True
                     self._report()
-                    continue
+                    continue  # at once: the reserve has made room
                 self._is_over.wait(_PAUSE_SECONDS)
             else:
                 if is_waiting:

@@ -91,6 +91,7 @@ def find_runs(listed: ListedBatches) -> Runs:
             stream_id, range_index, base_offset = (int(each[run[0]]) for each in columns)
             end_offset = int(listed.base_offset[run[-1]]) + int(listed.count[run[-1]])
             ends[stream_id, range_index, base_offset] = end_offset
+    # A segment of mostly large batches would be copied for a few small ones.
     mean_bytes = int(listed.length.mean())
     is_chatty = mean_bytes < MERGE_BYTES_MAX
     return Runs(ends, is_chatty and left_count * _WORTH_IT <= len(is_small))

@@ -99,6 +99,7 @@ class ReplicaIndex:
         scanner.time_ms = self._times_ms[-1] if self._times_ms else 0
         window_end = self._position + _WINDOW_BYTES
         for item in scanner.headers():
+            # Finish the window: its bytes were read, and other requests will need its entries.
             is_found = at < len(own.positions)
             if is_found and self._position >= window_end:
                 return

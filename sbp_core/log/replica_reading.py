@@ -25,7 +25,12 @@ from sbp_core.log.replica_index import ReplicaIndexes
 from sbp_core.log.segment import SegmentView, naming_damage
 from sbp_core.log.segment_scan import read_snapshot
 from sbp_core.log.states.range_states import LoggedRange
-from sbp_core.log.states.replicated_entries import Cut, cut_entry, settled_entry, summary
+from sbp_core.log.states.replicated_entries import (
+    Truncation,
+    settled_entry,
+    summary,
+    truncation_entry,
+)
 from sbp_core.log.states.staged_states import StagedStates, Staging
 from sbp_core.log.states.state_snapshot import SnapshotReader
 from sbp_core.log.states.writer_states import MarkReader, WriterStates, encode_writers
@@ -196,7 +201,9 @@ class ReplicaStates:
     is_last: bool
 
 
-def cut_after(reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: Prefix) -> Entry:
+def truncate_after(
+    reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: Prefix
+) -> Entry:
     """Return the SETTLED entry with which a range ends at `end_offset`, after `end`.
 
     Raises LogError if `end` is not a prefix of the range here, or cannot be read.
@@ -222,8 +229,10 @@ def cut_after(reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: P
             f" {end.seq}, with offset {next_offset} behind them, than were decided for it, with"
             f" {end_offset}: it was changed from outside, or is another stream's"
         )
-    cut = Cut(_writers_at_end(snapshot.writers, now), _staged_at_end(snapshot.staged, now).encode())
-    entry = cut_entry(logged.key, end_offset, end, cut, is_mended=not logged.is_whole)
+    truncation = Truncation(
+        _writers_at_end(snapshot.writers, now), _staged_at_end(snapshot.staged, now).encode()
+    )
+    entry = truncation_entry(logged.key, end_offset, end, truncation, is_mended=not logged.is_whole)
     if entry.length > limits.ENTRY_BYTES_MAX:
         raise LogError(
             f"what is staged in range {logged.range_index} of stream {logged.stream_id} takes"
@@ -247,7 +256,7 @@ def _writers_at_end(at_end: WriterStates, now: ReplicaStates) -> bytes:
 def _staged_at_end(at_end: StagedStates, now: ReplicaStates) -> StagedStates:
     """Return how staged batches and ends at the end of a range differ from the present ones."""
     stream_id, range_index = now.logged.key
-    cut = StagedStates()
+    truncated = StagedStates()
     left = {
         each.txn_id: each
         for each in at_end.stagings_of(stream_id)
@@ -258,12 +267,12 @@ def _staged_at_end(at_end: StagedStates, now: ReplicaStates) -> StagedStates:
         if staging.range_index != range_index:
             continue
         if known is None:
-            cut.restore(Staging(*now.logged.key, staging.txn_id, staging.staged_at_ms))
+            truncated.restore(Staging(*now.logged.key, staging.txn_id, staging.staged_at_ms))
         elif known.batches.positions == staging.batches.positions:
             del left[staging.txn_id]
     for staging in left.values():
-        cut.restore(staging)
+        truncated.restore(staging)
     own = [each for each in now.staged.ends(stream_id) if each.range_index == range_index]
     for end in (Counter(own) - Counter(at_end.ends(stream_id))).elements():
-        cut.restore_end(stream_id, end)
-    return cut
+        truncated.restore_end(stream_id, end)
+    return truncated

@@ -133,7 +133,7 @@ class SegmentReplay:
                 mark = None
             if isinstance(found, Damage) or not self._is_first_half(*found):
                 yield found
-            else:
+            else:  # copied, so that it does not keep the window of the scanner in memory
                 mark = (replace(found[0], body=bytes(found[0].body)), found[1])
         if mark is not None:
             reason = "the batch behind the mark of a writer is missing"

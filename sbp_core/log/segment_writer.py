@@ -147,7 +147,7 @@ def write_segment(
     """
     try:
         with translate_os_error(LogWriteError, "writing", path):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # a crash may have left an unfinished file
                 disk.remove(path)
             file = disk.create(path)
             try:
@@ -191,7 +191,7 @@ class _WholeSegmentWriter:
         self._rows = SegmentRows(header.base)
 
     def add(self, entry: Entry, time_ms: int) -> None:
-        if time_ms != self._time_ms:
+        if time_ms != self._time_ms:  # an entry has the time of the COMMIT entry before it
             self._put(Commit(self._position, time_ms).to_entry())
             self._time_ms = time_ms
         self._rows.add(entry, self._put(entry), time_ms)

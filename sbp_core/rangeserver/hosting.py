@@ -238,6 +238,8 @@ class RangeHost:
             return
         stream_ids = {stream_id for stream_id, _ in unknown}
         pending = self._lookups_of(stream_ids)
+        # A look-up may be for many streams, and its commit publishes ranges before its task ends:
+        # so wait for changes as well.
         with self._waiters.watch(stream_ids) as changed:
             while pending and lacking(unknown):
                 changed.clear()
@@ -336,7 +338,7 @@ class RangeHost:
             await self._committer.submit([fenced_entry(hosted.key)])
             failpoint("range.after_fence")
         else:
-            await self._committer.submit([])
+            await self._committer.submit([])  # done behind everything that was submitted before
 
     async def delete(self, stream_id: int) -> None:
         """Delete a stream durably, and refuse it from now on. Raises RangeNotFoundError."""

@@ -397,6 +397,7 @@ class Membership:
     async def _beat(self) -> HeartbeatResponse:
         answer = await self._call_heartbeat(self._heartbeat())
         self.is_driver_reached = True
+        # Read from every answer: another node may lead since the last heartbeat.
         features = {feature.name for feature in answer.features}
         self._has_trusted_driver = SECRETS_FEATURE in features
         self._driver_commit.note(answer.store_commit, answer.store_life)

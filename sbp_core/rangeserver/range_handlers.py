@@ -231,12 +231,10 @@ class RangeOperations:
 
     async def trim(self, call: ServerCall) -> Answer:
         """SPEC "TRIM_STREAMS" at a range server: serve no records below the offsets any more."""
-        request = call.decode(TrimStreamsRequest)
-        await self._host.learn((item.stream_id, -1) for item in request.trimmed_streams)
-        return in_frames(
-            await asyncio.gather(*map(self._trim_one, request.trimmed_streams)),
-            lambda part: TrimStreamsResponse(streams=part, status=SUCCESS),
-        )
+        items = call.decode(TrimStreamsRequest).trimmed_streams
+        await self._host.learn((item.stream_id, -1) for item in items)
+        results = await asyncio.gather(*map(self._trim_one, items))
+        return in_frames(results, lambda part: TrimStreamsResponse(streams=part, status=SUCCESS))
 
     async def _trim_one(self, item: TrimmedStream) -> TrimStreamResult:
         stream = Stream(stream_id=item.stream_id)
@@ -250,11 +248,11 @@ class RangeOperations:
 
     async def delete(self, call: ServerCall) -> Answer:
         """SPEC "DELETE_STREAMS" at a range server: refuse the streams from now on."""
-        request = call.decode(DeleteStreamsRequest)
-        await self._host.learn((stream.stream_id, -1) for stream in request.streams)
+        streams = call.decode(DeleteStreamsRequest).streams
+        await self._host.learn((stream.stream_id, -1) for stream in streams)
+        results = await asyncio.gather(*map(self._delete_one, streams))
         return in_frames(
-            await asyncio.gather(*map(self._delete_one, request.streams)),
-            lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
+            results, lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS)
         )
 
     async def _delete_one(self, stream: Stream) -> DeleteStreamResult:
@@ -301,10 +299,7 @@ class RangeOperations:
                 ):
                     raise error  # the rights of the client are not known
             found = [one for one, error in zip(found, judgement, strict=True) if error is None]
-        return in_frames(
-            found,
-            lambda part: DescribeTxnsResponse(txns=part, status=SUCCESS),
-        )
+        return in_frames(found, lambda part: DescribeTxnsResponse(txns=part, status=SUCCESS))
 
     def _table_of(self, hosted: HostedRange) -> StreamRange:
         end_offset = hosted.end_offset

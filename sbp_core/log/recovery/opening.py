@@ -323,7 +323,7 @@ def _read_last_segment(
     if replay.torn is not None and replay.end < base + segment.size:
         cut_bytes = base + segment.size - replay.end
         torn_tail = TornTail(file.path, replay.end, cut_bytes, replay.torn.reason)
-    if replay.end < promised:
+    if replay.end < promised:  # a loss, not a torn tail: the file must stay as it is
         torn_tail = None
     return LastSegment(file, replay, rows, entry_count, promised, torn_tail)
 
@@ -356,6 +356,7 @@ def _recover_with_loss(disk: Disk, directory: Path, lost: LostTail) -> Recovered
         lost.end,
         listed(lost.records) or "no records",
     )
+    # The last segment is now the empty one behind the loss, so this does not recur again.
     return replace(recover(disk, directory), lost_tail=lost)
 
 

@@ -52,7 +52,7 @@ _SUMMARY: Final = struct.Struct(">BqII")
 _SETTLED: Final = struct.Struct(f">BBQ{DIGEST_BYTES}s")
 _LENGTH: Final = struct.Struct(">I")
 _VERSION: Final = 1
-_IS_CUT: Final = 1
+_IS_TRUNCATED: Final = 1
 _IS_MENDED: Final = 2
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
 """The digest of no entries."""
@@ -118,13 +118,13 @@ def copy_begun_entry(key: tuple[int, int], base_offset: int, ends: Buffer = b"")
 def settled_entry(key: tuple[int, int], end_offset: int, end: Prefix) -> Entry:
     """Return the entry that ends a replicated range with exactly the entries `end` here.
 
-    `Log.cut` makes the entry for a range with more entries.
+    `Log.truncation` makes the entry for a range with more entries.
     """
     return Entry(EntryKind.SETTLED, *key, end_offset, 0, _encode_end(end, 0))
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Truncation:
     """The states at the end of a range that truncated entries had changed, as bytes.
 
     `writers` of the stream at the end of the range, empty if unknown; records of what is `staged`.
@@ -139,16 +139,27 @@ def copied_entry(key: tuple[int, int], end_offset: int, end: Prefix) -> Entry:
 
     The writers before its end are unknown.
     """
-    return cut_entry(key, end_offset, end, Cut(b"", b""))
+    return truncation_entry(key, end_offset, end, Truncation(b"", b""))
 
 
-def cut_entry(
-    key: tuple[int, int], end_offset: int, end: Prefix, cut: Cut, *, is_mended: bool = False
+def truncation_entry(
+    key: tuple[int, int],
+    end_offset: int,
+    end: Prefix,
+    truncation: Truncation,
+    *,
+    is_mended: bool = False,
 ) -> Entry:
     """Return the entry that ends a replicated range before its last entries here."""
-    flags = _IS_CUT | (_IS_MENDED if is_mended else 0)
-    head = _encode_end(end, flags) + _LENGTH.pack(len(cut.writers))
-    return Entry(EntryKind.SETTLED, *key, end_offset, 0, b"".join((head, cut.writers, cut.staged)))
+    flags = _IS_TRUNCATED | (_IS_MENDED if is_mended else 0)
+    head = _encode_end(end, flags) + _LENGTH.pack(len(truncation.writers))
+    return Entry(
+        EntryKind.SETTLED,
+        *key,
+        end_offset,
+        0,
+        b"".join((head, truncation.writers, truncation.staged)),
+    )
 
 
 def _encode_end(end: Prefix, flags: int) -> bytes:
@@ -157,13 +168,13 @@ def _encode_end(end: Prefix, flags: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The content of a SETTLED entry; `cut` is None if all entries here count.
+    """The content of a SETTLED entry; `truncation` is None if all entries here count.
 
     `is_mended`: damaged entries were mended, and all entries up to the end could be read.
     """
 
     end: Prefix
-    cut: Cut | None
+    truncation: Truncation | None
     is_mended: bool = False
 
 
@@ -173,9 +184,9 @@ def decode_settled(entry: Entry) -> Settled:
     if version != _VERSION:
         raise LogCorruptionError("the end of a replicated range is in a form that is not known")
     end = decoded_prefix(seq, digest)
-    if not flags & _IS_CUT:
+    if not flags & _IS_TRUNCATED:
         return Settled(end, None)
     (writers_length,) = unpack_at(_LENGTH, entry.body, _SETTLED.size)
     records = memoryview(entry.body)[_SETTLED.size + _LENGTH.size :]
-    cut = Cut(records[:writers_length], records[writers_length:])
-    return Settled(end, cut, is_mended=bool(flags & _IS_MENDED))
+    truncation = Truncation(records[:writers_length], records[writers_length:])
+    return Settled(end, truncation, is_mended=bool(flags & _IS_MENDED))

@@ -182,16 +182,17 @@ class _StreamTxns:
             self.add_end(end)
         self._remember_ids()
 
-    def settle(self, range_index: int, cut: StagedStates) -> None:
+    def settle(self, range_index: int, truncated: StagedStates) -> None:
         """Undo the truncated entries of a range, by the records of its SETTLED entry."""
         self.lost = [each for each in self.lost if each.range_index != range_index]
-        for staging in cut.stagings():
+        for staging in truncated.stagings():
             self.stagings.pop((range_index, staging.txn_id), None)
             if staging.batch_count:
                 self.stagings[range_index, staging.txn_id] = staging
+        # The oldest first again, as `stagings_of` promises.
         self.stagings = dict(sorted(self.stagings.items(), key=lambda at: at[1].staged_at_ms))
-        for stream_id in cut.stream_ids():
-            for end in cut.ends(stream_id):
+        for stream_id in truncated.stream_ids():
+            for end in truncated.ends(stream_id):
                 if end in self.ends:  # else the limits removed it
                     # The last of equal ends: the truncated entries were the last ones.
                     del self.ends[len(self.ends) - 1 - self.ends[::-1].index(end)]
@@ -275,12 +276,12 @@ class StagedStates:
                 with self._lock:
                     self._end(entry, ended, time_ms)
             case EntryKind.SETTLED:
-                settled = decode_settled(entry)
-                cut = StagedStates() if settled.cut is None else decode_staged(settled.cut.staged)
+                truncation = decode_settled(entry).truncation
+                truncated = decode_staged(b"" if truncation is None else truncation.staged)
                 with self._lock:
-                    if entry.stream_id in self._streams or cut.stream_ids():
+                    if entry.stream_id in self._streams or truncated.stream_ids():
                         txns = self._txns(entry.stream_id)
-                        txns.settle(entry.range_index, cut)
+                        txns.settle(entry.range_index, truncated)
             case EntryKind.COPY_BEGUN:
                 copied = decode_staged(entry.body)
                 with self._lock:

@@ -157,13 +157,13 @@ class WriterStates:
                 self._known_from[entry.stream_id] = entry.range_index
                 self._unknown.discard(entry.stream_id)
             case EntryKind.SETTLED if entry.range_index >= self.known_from(entry.stream_id):
-                cut = decode_settled(entry).cut
-                if cut is not None:
-                    at_end = decode_writers(cut.writers) if cut.writers else ()
+                truncation = decode_settled(entry).truncation
+                if truncation is not None:
+                    at_end = decode_writers(truncation.writers) if truncation.writers else ()
                     self._forget(entry.stream_id)
                     for writer in at_end:
                         self._put(entry.stream_id, writer)
-                    if not cut.writers:
+                    if not truncation.writers:
                         self._known_from[entry.stream_id] = entry.range_index + 1
                         self._unknown.add(entry.stream_id)
             case EntryKind.STREAM_DELETED:
@@ -258,6 +258,7 @@ class MarkReader:
                 writers.apply(self._mark, time_ms)
             self._mark = None
         elif entry.kind is EntryKind.WRITER_MARK:
+            # Copied, so that it does not keep the window of the scanner in memory.
             self._mark = replace(entry, body=bytes(entry.body))
             self._mark_end = location.end
         else:

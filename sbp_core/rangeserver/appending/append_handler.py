@@ -313,7 +313,7 @@ class AppendHandler:
         self._writers.check_next(number, hosted.range_index)
         entry = _append(item, hosted, record_count, frame)
         mark = mark_of(entry, number.writer_id, number.sequence, digest_batch(item.batch))
-        frame.entries.insert(-1, mark)
+        frame.entries.insert(-1, mark)  # right in front of its batch: elsewhere it means nothing
         pending = PendingAppend(
             number.writer,
             number.sequence,

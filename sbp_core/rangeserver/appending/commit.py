@@ -267,6 +267,8 @@ class GroupCommitter:
         """Whether a thread should begin: the first for anything queued, the second for a lot."""
         if not self._jobs:
             return bool(self._queue) or self._is_sync_due
+        # Two groups at a time pay only if a group is long. With a sync interval a group is only
+        # written, which is over before a second thread could help.
         return (
             self._is_lot_queued
             and len(self._jobs) == 1
@@ -298,6 +300,7 @@ class GroupCommitter:
 
     def _commit(self, submissions: Sequence[_Submission]) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
+        # Sent before the write here, so that all disks work at the same time.
         numbers = [self._copies.send(submission.entries) for submission in submissions]
         self._copies.flush()
         is_durable = self._sync_interval_ms == 0 or any(
@@ -433,7 +436,7 @@ class GroupCommitter:
                 self._sync_interval_ms / 1000, self._on_sync_due
             )
         assert self._publish is not None
-        self._publish(appended.ranges)
+        self._publish(appended.ranges)  # before the answers: a client may read what it appended
         for submission, numbered in zip(submissions, numbers, strict=True):
             self.pending_bytes -= submission.length
             if numbered:

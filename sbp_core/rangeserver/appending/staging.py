@@ -280,7 +280,7 @@ class Stagings:
             )
 
     def _check_room(self) -> None:
-        if self._count_max >= self._stagings_max:
+        if self._count_max >= self._stagings_max:  # count only when the bound is reached
             self._count_max = len(self.known.stagings())
         if self._count_max >= self._stagings_max:
             raise ThrottledError.of(

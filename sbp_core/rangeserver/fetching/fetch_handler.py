@@ -144,6 +144,7 @@ class _Fetch:
         self._min_bytes = max(request.min_bytes, 1)
         wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
         identity = call.peer.standing.identity
+        # A wait must not outlast the token that allowed it.
         if identity is not None and identity.expires_at_ms is not None:
             wait_ms = min(wait_ms, identity.expires_at_ms - shared.clock.wall_ms())
         self._give_up_at = shared.clock.monotonic() + wait_ms / 1000

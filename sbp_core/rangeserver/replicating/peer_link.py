@@ -225,6 +225,7 @@ class PeerLink:
             return
         self._window_bytes_max = sum(each.window_bytes for each in self._copies.values())
         if self._window_bytes_max > limits.REPLICA_WINDOW_BYTES:
+            # The secondary is too slow for all ranges. Give up one range, the largest window.
             largest = max(self._copies.values(), key=lambda each: each.window_bytes)
             largest.lose(
                 f"more than {limits.REPLICA_WINDOW_BYTES} bytes are not durable at {self.address}",

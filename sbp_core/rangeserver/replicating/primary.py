@@ -125,6 +125,7 @@ class _LedRange:
 
     def note_committed(self) -> None:
         """Advance `committed_seq` to the entries that are on enough disks."""
+        # A server that has settled has all entries of the ended range, whatever it acknowledged.
         others = [copy.acked.seq for link, copy in self.copies if link.address not in self.settled]
         whole = [self.durable_seq] * (1 + len(self.settled))
         committed = committed_seq(whole + others, self.ack_count)

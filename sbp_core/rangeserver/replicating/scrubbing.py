@@ -139,6 +139,7 @@ class Scrubber:
             self._log.suspects.add(view.segment.base)
         if check.is_done:
             self._check = None
+            # The scrub must not evict what readers use, and the next pass must read the disk.
             await self._loop.run_in_executor(self._thread, view.file.drop_cache)
 
     def _next_segment(self) -> SegmentView | None:

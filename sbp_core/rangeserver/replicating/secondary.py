@@ -129,6 +129,7 @@ class Secondary:
 
     def _tail_of(self, hosted: HostedRange) -> _Tail:
         tail = self._tails.get(hosted.key)
+        # After a failure the log decides what is here: the primary asks, and sends again.
         if tail is None or _has_failed(tail.done):
             self._committer.forgive(hosted.key)
             tail = self._tails[hosted.key] = _Tail(hosted.durable)
@@ -214,6 +215,7 @@ class ReplicateHandler:
             pending = self._secondary.maybe_pending(hosted)
         except SbpError as error:
             return error
+        # Noted at once for records that are durable, and in `_result` for those of this frame.
         self._host.note_committed(hosted, sent.committed_offset)
         return hosted, pending
 

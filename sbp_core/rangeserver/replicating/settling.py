@@ -38,13 +38,13 @@ from sbp_core.wire.headers import SealCause, StreamRange
 
 _LOG: Final = logging.getLogger(__name__)
 _ROUND_SECONDS: Final = 10
-"""Pause between look-ups of open copies: a server that was cut off may miss an end."""
+"""Pause between look-ups of open copies, because an isolated server may miss an end."""
 _HAND_OVER_SECONDS: Final = 3
 """Longest wait of a stopping server until its streams go on at other servers."""
 _HAND_OVER_STEP_SECONDS: Final = 0.02
 _UNREACHABLE_MS_MAX: Final = 2_000
-"""The longest backoff while the server that has the entries is down. It is short, because appends and
-commits may wait for them."""
+"""The longest backoff while the server that has the entries is down. It is short, because appends
+and commits may wait for them."""
 _NEVER: Final = (0.0, 0.0)
 """The retry time of what never failed."""
 
@@ -267,15 +267,15 @@ class Settler:
         if not logged.is_whole:
             await self._mend(logged, end.seq)
         if _seq(logged.prefix) > end.seq or not logged.is_whole:
-            cut = await self._loop.run_in_executor(
-                self._readers, self._log.cut, hosted.key, where.end_offset, end
+            truncation = await self._loop.run_in_executor(
+                self._readers, self._log.truncation, hosted.key, where.end_offset, end
             )
-            await self._committer.submit([cut])
+            await self._committer.submit([truncation])
             return
         await self._committer.submit([await self._copier.complete(hosted, where)])
 
     async def _mend(self, logged: LoggedRange, end_seq: int) -> None:
-        """Mend the damaged entries of a copy. `Log.cut` reads them again, and notices a gap."""
+        """Mend the damaged entries of a copy, as far as another replica has them."""
         first = await self._loop.run_in_executor(
             self._readers, self._log.segment_before, logged.key, logged.seq
         )
