@@ -14,7 +14,7 @@ The two files are written in turn, in place, so a crash leaves one of them whole
 higher sequence counts. They are synced when the log is closed. In between a power cut may leave an
 older mark, never a mark above the end of the log, because the log is synced first.
 
-Header (big-endian), then the tails as columns (see range_columns.py):
+Header (big-endian), then the tails as columns (see state_snapshot.py):
 
     bytes   field       type  meaning
     0-7     magic             "SBPHIGH\n"
@@ -44,8 +44,8 @@ from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import Disk, translate_os_error, write_file
 from sbp_core.log.segment import naming_damage
-from sbp_core.log.states.range_columns import decode_states, encode_states, states_lengths
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
+from sbp_core.log.states.state_snapshot import decode_states, encode_states, states_lengths
 from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.wire.checksum import crc32c
 

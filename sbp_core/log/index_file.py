@@ -30,7 +30,7 @@ their first write, and present position, by the first.
     rows    count u32, length u32
     ranges  range_index i32, state_code u8
     rows    prefix_bytes u8
-    ranges  seq i64, highest_seq i64, 16 bytes of digest: in version 4 only, see range_columns.py
+    ranges  seq i64, highest_seq i64, 16 bytes of digest: in version 4 only, see state_snapshot.py
 
 The file can be rebuilt from its segment, so it is written without a sync and verified when it is
 read. The index of a rewritten segment is synced before the segment, because a rebuild needs the
@@ -57,9 +57,9 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_rows import BatchRows, RangeRows, SegmentRows
-from sbp_core.log.states.range_columns import REPLICA_COLUMNS, STATE_COLUMNS, ranges_of
 from sbp_core.log.states.range_states import STATE_CODES, LoggedRange, RangeKey, RangeState
 from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
+from sbp_core.log.states.state_snapshot import REPLICA_COLUMNS, STATE_COLUMNS, ranges_of
 from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.wire.checksum import Buffer, crc32c
 

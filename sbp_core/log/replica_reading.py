@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError
@@ -24,7 +23,7 @@ from sbp_core.log.entry import Entry, Location, decode_entry
 from sbp_core.log.replica_index import ReplicaIndexes
 from sbp_core.log.segment import SegmentView, naming_damage
 from sbp_core.log.segment_scan import read_snapshot
-from sbp_core.log.states.range_states import LoggedRange
+from sbp_core.log.states.range_states import LoggedRange, prefix_of
 from sbp_core.log.states.replicated_entries import (
     Truncation,
     settled_entry,
@@ -36,8 +35,6 @@ from sbp_core.log.states.state_snapshot import SnapshotReader
 from sbp_core.log.states.writer_states import MarkReader, WriterStates, encode_writers
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
-
-_NO_ENTRIES: Final = Prefix()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class ReplicaReader:
         self._indexes = indexes
         self._extent = extent
         self._key = logged.key
-        self._end = logged.prefix or _NO_ENTRIES
+        self._end = prefix_of(logged)
 
     def read(self, after_seq: int, upto_seq: int) -> Iterator[Numbered]:
         """Yield entries (after_seq, upto_seq]. Raises LogError if one is missing."""
@@ -126,7 +123,7 @@ class ReplicaReader:
             return False
         logged = self._range_before(at)
         if logged is None:
-            return prefix == _NO_ENTRIES
+            return not prefix.seq
         return logged.prefix is not None and (not logged.is_whole or logged.prefix == prefix)
 
     def _read_segment(self, at: int, base: Prefix, prefix: Prefix) -> Iterator[Numbered]:
@@ -171,8 +168,7 @@ class ReplicaReader:
         return self._lookup.views.view(sealed[at]) if at < len(sealed) else self._extent.active
 
     def _prefix_before(self, at: int) -> Prefix:
-        found = self._range_before(at)
-        return (None if found is None else found.prefix) or _NO_ENTRIES
+        return prefix_of(self._range_before(at))
 
     def _range_before(self, at: int) -> LoggedRange | None:
         """Return the range at the base of a segment, None if it was created later."""
@@ -214,7 +210,7 @@ def truncate_after(
     at = reader.segment_before(end.seq)
     snapshot = reader.snapshot(at)
     before = next((each for each in snapshot.ranges if each.key == logged.key), None)
-    found = (None if before is None else before.prefix) or _NO_ENTRIES
+    found = prefix_of(before)
     next_offset = None if before is None else before.next_offset
     marks = MarkReader()
     for each in reader.read_from(at, end.seq):

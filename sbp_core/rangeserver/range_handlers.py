@@ -23,12 +23,11 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.log.durable_log import Log
-from sbp_core.log.states.range_states import RangeKey, RangeState
+from sbp_core.log.states.range_states import RangeKey, RangeState, prefix_of
 from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.replication import Prefix
 from sbp_core.server.answers import cut, in_frames, in_parts
 from sbp_core.server.dispatch import Answer, Handler, ServerCall
 from sbp_core.server.trust import check_cluster, heartbeat_answer
@@ -165,7 +164,7 @@ class RangeOperations:
         if logged is None or not logged.is_replicated:
             return answer
         # The fence is durable, and so is every entry before it: the log has the answer.
-        prefix = logged.prefix or Prefix()  # None while the records are copied
+        prefix = prefix_of(logged)
         assert answer.stream_range is not None
         return replace(
             answer,

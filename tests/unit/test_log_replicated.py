@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.entry import Entry
 from sbp_core.log.portable import decode_portable, to_local
-from sbp_core.log.states.range_columns import decode_states, encode_states
 from sbp_core.log.states.range_states import (
     NO_TIME,
     LoggedRange,
@@ -29,6 +28,7 @@ from sbp_core.log.states.replicated_entries import (
     summary,
 )
 from sbp_core.log.states.staged_states import StagedStates, staged_entry
+from sbp_core.log.states.state_snapshot import decode_states, encode_states
 from sbp_core.log.states.writer_states import (
     mark_of,
 )

@@ -20,6 +20,7 @@ from sbp_core.log.states.range_states import (
     RangeState,
     RangeStates,
     RecordSpan,
+    prefix_of,
 )
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
 from sbp_core.log.states.staged_entries import decode_end, maybe_kept
@@ -112,8 +113,7 @@ class PrefixGaps:
         """Compare the replayed states with the true `ranges` at the same position."""
         for logged in ranges:
             if logged.prefix is not None:
-                known = states.maybe_range(logged.key)
-                found = (None if known is None else known.prefix) or Prefix()
+                found = prefix_of(states.maybe_range(logged.key))
                 if found != logged.prefix:
                     self._gaps.setdefault(logged.key, self._holes.get(logged.key, found))
         self._holes.clear()

@@ -29,6 +29,7 @@ _CREATED_BODY: Final = struct.Struct("<Bq")
 _CREATED_VERSION: Final = 1
 _REPLICATED_VERSION: Final = 2
 OFFSET_MAX: Final = 2**63 - 1
+_NO_ENTRIES: Final = Prefix()
 NO_TIME: Final = -1
 """In place of the creation time of a stream, if unknown."""
 
@@ -111,6 +112,11 @@ class LoggedRange:
     def is_unsettled(self) -> bool:
         """Whether other replicas may need entries of the range."""
         return self.prefix is not None and self.state in {RangeState.OPEN, RangeState.FENCED}
+
+
+def prefix_of(logged: LoggedRange | None) -> Prefix:
+    """Return the numbered entries of a range; none for an unknown one, or one without numbers."""
+    return _NO_ENTRIES if logged is None or logged.prefix is None else logged.prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +214,7 @@ class RangeStates:
             start = max(tail.start_offset, 0 if found is None else found.next_offset)
             if start < tail.next_offset:
                 lost.append(RecordSpan(*tail.key, start, tail.next_offset))
-            prefix = (None if found is None else found.prefix) or Prefix()
+            prefix = prefix_of(found)
             is_lost = tail.prefix is not None and prefix.seq < tail.prefix.seq
             restored = replace(tail, prefix=prefix) if is_lost else tail
             if tail.is_replicated and tail.prefix is None:  # records in the middle may be missing

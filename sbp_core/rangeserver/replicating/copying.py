@@ -36,7 +36,7 @@ from sbp_core.log.entry import Entry
 from sbp_core.log.mending import DamagedEntry
 from sbp_core.log.portable import encode_portable
 from sbp_core.log.segment_rows import Slot
-from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState, prefix_of
 from sbp_core.log.states.replicated_entries import copied_entry, copy_begun_entry, settled_entry
 from sbp_core.log.states.staged_states import staged_entry
 from sbp_core.peers.links import Links
@@ -198,7 +198,7 @@ class Copier:
 
     async def _read_entries(self, hosted: HostedRange, end: Prefix, address: str) -> None:
         """Append the missing entries up to `end` from a server."""
-        have = self._logged(hosted).prefix or Prefix()
+        have = prefix_of(self._logged(hosted))
         while have.seq < end.seq:
             response, entries = await self._ask(address, hosted.key, _Wanted(have.seq, end.seq))
             if bytes(response.before_digest) != have.digest:
@@ -313,7 +313,7 @@ class ReadEntriesHandler:
         else:
             durable_seq = hosted.durable.seq
             if logged is not None and logged.state is not RangeState.OPEN:
-                durable_seq = 0 if logged.prefix is None else logged.prefix.seq
+                durable_seq = prefix_of(logged).seq
             if not 0 <= request.after_seq < request.upto_seq <= durable_seq:
                 raise OffsetOutOfRangeError.of(
                     f"entries {request.after_seq + 1} to {request.upto_seq} of range {key[1]} of"

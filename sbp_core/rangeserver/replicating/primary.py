@@ -28,7 +28,7 @@ from sbp_core import limits
 from sbp_core.errors import SbpError
 from sbp_core.log.entry import Entry
 from sbp_core.log.portable import encode_portable
-from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState, prefix_of
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
 from sbp_core.rangeserver.appending.commit import Copies, Finish
 from sbp_core.rangeserver.replicating.peer_link import Copy, CopyState, Numbered, PeerLink
@@ -229,7 +229,7 @@ class PrimaryRanges(Copies):
             self._end(led, logged)
         else:
             led.is_fenced = led.is_fenced or logged.state is RangeState.FENCED
-            led.durable_seq = _seq(logged)
+            led.durable_seq = prefix_of(logged).seq
             is_behind = led.durable_seq < led.numbered.seq
             led.own_behind_since = asyncio.get_running_loop().time() if is_behind else None
             led.unpublished.append(logged)
@@ -325,11 +325,11 @@ class PrimaryRanges(Copies):
             return
         led.note_committed()
         shown: LoggedRange | None = None
-        while led.unpublished and _seq(led.unpublished[0]) <= led.committed_seq:
+        while led.unpublished and prefix_of(led.unpublished[0]).seq <= led.committed_seq:
             shown = led.unpublished.popleft()
         if shown is not None:
             for link, copy in led.copies:
-                copy.committed = (_seq(shown), shown.next_offset)
+                copy.committed = (prefix_of(shown).seq, shown.next_offset)
                 link.report_soon()
             self._show(shown)
         while led.waiting and led.waiting[0][0] <= led.committed_seq:
@@ -345,7 +345,7 @@ class PrimaryRanges(Copies):
         # the only disk with its last entries is lost, nobody can settle the range any more, so no
         # reader is ever shown other records in their place.
         self._show(logged)
-        end_seq = _seq(logged) if logged.state is RangeState.SEALED else 0
+        end_seq = prefix_of(logged).seq if logged.state is RangeState.SEALED else 0
         waiting, led.waiting = led.waiting, deque()
         led.unpublished.clear()
         led.durable_seq = end_seq
@@ -418,7 +418,3 @@ class PrimaryRanges(Copies):
                 closing = asyncio.create_task(link.stop())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
-
-
-def _seq(logged: LoggedRange) -> int:
-    return logged.prefix.seq if logged.prefix is not None else 0

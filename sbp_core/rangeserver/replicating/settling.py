@@ -266,7 +266,7 @@ class Settler:
         assert logged is not None
         if not logged.is_whole:
             await self._mend(logged, end.seq)
-        if _seq(logged.prefix) > end.seq or not logged.is_whole:
+        if logged.seq > end.seq or not logged.is_whole:
             truncation = await self._loop.run_in_executor(
                 self._readers, self._log.truncation, hosted.key, where.end_offset, end
             )
@@ -291,7 +291,3 @@ def _later(
     """Return the next attempt, and the backoff in seconds, which doubles each time."""
     wait = min(max(2 * last, limits.REPLICA_CHECK_INTERVAL_MS / 1000), longest_ms / 1000)
     return now + wait, wait
-
-
-def _seq(prefix: Prefix | None) -> int:
-    return 0 if prefix is None else prefix.seq
