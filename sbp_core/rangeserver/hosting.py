@@ -461,7 +461,7 @@ class RangeHost:
         key = (where.stream_id, where.range_index)
         is_replicated = is_copy or len(where.servers) > 1
         if not self.table.has_range(*key):
-            if is_replicated and not is_copy and self._is_first(where):
+            if is_replicated and not is_copy and self.is_first(where):
                 self._to_lead[key] = placed
             yield range_created(
                 *key, where.start_offset, where.created_at_ms, is_replicated=is_replicated
@@ -472,7 +472,8 @@ class RangeHost:
         if placed.writers and is_here and not is_copy and not self.knows_writers(*key):
             yield from self._writers_entry(where, placed.writers)
 
-    def _is_first(self, where: StreamRange) -> bool:
+    def is_first(self, where: StreamRange) -> bool:
+        """Whether this server is listed first of a range: its primary, if it has one."""
         first = where.servers[0].server
         return first is not None and first.server_id == self._placement.server_id
 

@@ -118,22 +118,6 @@ class Copies(Protocol):
         """Call `finish` when entries are committed, or never will be."""
 
 
-class NoCopies(Copies):
-    """The copies of a server without replicated ranges."""
-
-    def send(self, entries: Sequence[Entry]) -> Mapping[RangeKey, int]:
-        """Return nothing."""
-        del entries
-        return {}
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def when_decided(self, numbers: Mapping[RangeKey, int], finish: Finish) -> None:
-        """Call `finish`."""
-        finish((), ())
-
-
 @dataclass(frozen=True, slots=True)
 class _Submission:
     entries: tuple[Entry, ...]
@@ -178,7 +162,7 @@ class GroupCommitter:
         self._log = log
         self._clock = clock or SystemClock()
         self._slow = LogTally(self._clock, _SLOW_LOG_INTERVAL_MS)
-        self._copies: Copies = NoCopies()
+        self._copies: Copies | None = None
         self._sizes = sizes
         self._sync_interval_ms = sync_interval_ms
         self._sync_timer: asyncio.TimerHandle | None = None
@@ -205,7 +189,7 @@ class GroupCommitter:
     def start(self, publish: Publish, copies: Copies | None = None) -> None:
         """Begin to commit; `publish` gets the ranges that a group changed, before its answers."""
         self._publish = publish
-        self._copies = copies or self._copies
+        self._copies = copies
         self._begin_soon()
 
     def check_room(self, memory_bytes: int) -> None:
@@ -300,9 +284,12 @@ class GroupCommitter:
 
     def _commit(self, submissions: Sequence[_Submission]) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
-        # Sent before the write here, so that all disks work at the same time.
-        numbers = [self._copies.send(submission.entries) for submission in submissions]
-        self._copies.flush()
+        numbers: list[Mapping[RangeKey, int]]
+        if self._copies is None:
+            numbers = [{}] * len(submissions)
+        else:  # sent before the write here, so that all disks work at the same time
+            numbers = [self._copies.send(submission.entries) for submission in submissions]
+            self._copies.flush()
         is_durable = self._sync_interval_ms == 0 or any(
             entry.kind not in _UNSYNCED_KINDS for entry in entries
         )
@@ -439,7 +426,7 @@ class GroupCommitter:
         self._publish(appended.ranges)  # before the answers: a client may read what it appended
         for submission, numbered in zip(submissions, numbers, strict=True):
             self.pending_bytes -= submission.length
-            if numbered:
+            if numbered and self._copies is not None:
                 acknowledge = partial(self._acknowledge, submission, appended.time_ms)
                 self._copies.when_decided(numbered, acknowledge)
             else:

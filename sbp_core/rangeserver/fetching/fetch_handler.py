@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -75,23 +74,8 @@ class _Frame(Struct, frozen=True):
         return Response(self.header, self.payload, is_end, is_reserved=True)
 
 
-@dataclass(slots=True)
-class _Shared:
-    """Shared by all fetches of a server; `sending_count` fetches are about to send a frame."""
-
-    host: RangeHost
-    log: Log
-    waiters: StreamWaiters
-    finder: BatchFinder
-    reads: ReadScheduler
-    clock: Clock
-    metrics: Metrics
-    bounds: Bounds
-    sending_count: int = 0
-
-
 class FetchHandler:
-    """Serves FETCH."""
+    """Serves FETCH. All fetches of a server share its attributes."""
 
     def __init__(
         self,
@@ -104,14 +88,21 @@ class FetchHandler:
         metrics: Metrics,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
-        finder = BatchFinder(host.table, log, readers)
-        reads = ReadScheduler(readers, at_work_max=bounds.reads_at_work_max)
-        self._shared = _Shared(host, log, waiters, finder, reads, clock, metrics, bounds)
+        self.host = host
+        self.log = log
+        self.waiters = waiters
+        self.clock = clock
+        self.metrics = metrics
+        self.bounds = bounds
+        self.finder = BatchFinder(host.table, log, readers)
+        self.reads = ReadScheduler(readers, at_work_max=bounds.reads_at_work_max)
+        self.sending_count = 0
+        """Fetches that are about to send a frame."""
 
     async def __call__(self, call: ServerCall) -> Response | AsyncGenerator[Response]:
         """Answer one FETCH frame. Raises InvalidRequestError for too many requests."""
-        began_at = self._shared.clock.monotonic()
-        return await _Fetch(self._shared, call, call.decode(FetchRequest), began_at).answer()
+        began_at = self.clock.monotonic()
+        return await _Fetch(self, call, call.decode(FetchRequest), began_at).answer()
 
 
 class _Fetch:
@@ -122,7 +113,7 @@ class _Fetch:
 
     def __init__(
         self,
-        shared: _Shared,
+        shared: FetchHandler,
         call: ServerCall,
         request: FetchRequest,
         began_at: float,

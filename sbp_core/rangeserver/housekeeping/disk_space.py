@@ -61,7 +61,8 @@ class DiskSpace:
         self._threads = threads
         self._pending_bytes = pending_bytes
         self._append_bytes_max = append_bytes_max
-        self._free_bytes: int | None = None
+        self.free_bytes: int | None = None
+        """The free space at the last reading; None before."""
         self._admitted_bytes = 0
         self._written_bytes = 0
         """Admitted bytes that were on the disk at the last reading."""
@@ -69,11 +70,6 @@ class DiskSpace:
         """Whether an append was refused, and the longest append has had no room since."""
         self._looked_at = clock.monotonic()
         self._look: asyncio.Task[None] | None = None
-
-    @property
-    def free_bytes(self) -> int | None:
-        """The free space at the last reading; None before."""
-        return self._free_bytes
 
     @property
     def is_short(self) -> bool:
@@ -84,9 +80,9 @@ class DiskSpace:
     @property
     def _left_bytes(self) -> int | None:
         """The free space at the last reading, less the bytes admitted since."""
-        if self._free_bytes is None:
+        if self.free_bytes is None:
             return None
-        return self._free_bytes - (self._admitted_bytes - self._written_bytes)
+        return self.free_bytes - (self._admitted_bytes - self._written_bytes)
 
     async def measure(self) -> int:
         """Read and return the free space in bytes. Raises OSError."""
@@ -94,7 +90,7 @@ class DiskSpace:
         written = self._admitted_bytes - self._pending_bytes()
         loop = asyncio.get_running_loop()
         free = await loop.run_in_executor(self._threads, self._probe.disk_free_bytes, self._folder)
-        self._free_bytes, self._written_bytes = free, written
+        self.free_bytes, self._written_bytes = free, written
         if self.is_refusing and not self.is_short:
             self.is_refusing = False
             _LOG.warning("appends accepted again folder=%s: the disk has free space", self._folder)

@@ -213,9 +213,9 @@ class Settler:
         self._unlisted = {key: at for key, at in self._unlisted.items() if key in kept} | {
             key: _later(now, self._unlisted.get(key, _NEVER)[1]) for key in missing
         }
-        self._inherited &= {hosted.key for hosted, each in known if self._was_first(each)}
+        self._inherited &= {hosted.key for hosted, each in known if self._host.is_first(each)}
         self.settle_soon([each for _, each in known if each.end_seq >= 0])
-        led = [hosted for hosted, each in known if each.end_seq < 0 and self._was_first(each)]
+        led = [hosted for hosted, each in known if each.end_seq < 0 and self._host.is_first(each)]
         causes: dict[RangeKey, SealCause] = {}
         for hosted in led:
             if self._has_no_primary(hosted):
@@ -226,10 +226,6 @@ class Settler:
 
     def _has_no_primary(self, hosted: HostedRange) -> bool:
         return hosted.state is RangeState.FENCED or hosted.key in self._inherited
-
-    def _was_first(self, where: StreamRange) -> bool:
-        first = where.servers[0].server
-        return first is not None and first.server_id == self._driver.server_id
 
     async def _try_to_settle(self, where: StreamRange) -> None:
         hosted = self._host.table.maybe_range((where.stream_id, where.range_index))
