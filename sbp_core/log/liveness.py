@@ -81,7 +81,7 @@ class Liveness:
         segment, index = extent.sealed[at], self.log.lookup.index(extent, at)
         if index.may_hide(self.live_from):
             path = segment_path(self.log.directory, segment.base)
-            raise corruption(path, segment.base, "it is not known which batches it published")
+            raise corruption(path, segment.base, "it may have published batches that are unknown")
         return self._weigh(segment, index, extent, at)
 
     def weigh_active(self) -> SegmentUse:

@@ -221,9 +221,9 @@ def truncate_after(
             next_offset = entry.base_offset + entry.count
     if found != end or next_offset not in {None, end_offset} or end_offset > logged.next_offset:
         raise LogError(
-            f"range {logged.range_index} of stream {logged.stream_id} has other entries up to"
-            f" {end.seq}, with offset {next_offset} behind them, than were decided for it, with"
-            f" {end_offset}: it was changed from outside, or is another stream's"
+            f"the first {end.seq} entries of range {logged.range_index} of stream"
+            f" {logged.stream_id} end at offset {next_offset} and differ from the decided ones,"
+            f" which end at {end_offset}: the log was changed from outside, or is another stream's"
         )
     truncation = Truncation(
         _writers_at_end(snapshot.writers, now), _staged_at_end(snapshot.staged, now).encode()
@@ -231,7 +231,7 @@ def truncate_after(
     entry = truncation_entry(logged.key, end_offset, end, truncation, is_mended=not logged.is_whole)
     if entry.length > limits.ENTRY_BYTES_MAX:
         raise LogError(
-            f"what is staged in range {logged.range_index} of stream {logged.stream_id} takes"
+            f"the batches staged in range {logged.range_index} of stream {logged.stream_id} take"
             f" {entry.length} bytes, over the limit of {limits.ENTRY_BYTES_MAX}"
         )
     return entry

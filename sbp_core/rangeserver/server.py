@@ -314,7 +314,7 @@ class RangeServer:
         if identity is None and log.ranges():
             log.close()
             raise LogError(
-                f"{directory} holds the ranges of a range server, and nothing says of which:"
+                f"{directory} holds the ranges of an unknown range server:"
                 f" {settings.data_dir / IDENTITY_NAME} is missing. Nothing was changed."
                 f" {remedy_without_identity(settings.data_dir)}"
             )

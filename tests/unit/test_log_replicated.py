@@ -82,7 +82,7 @@ def range_after(*entries: Entry) -> LoggedRange:
         ([created(), copy_begun_entry(KEY, 0)], "expected a fenced range"),
         ([CREATED, batch(0), fenced_entry(KEY), copy_begun_entry(KEY, 0)], "ends at 1"),
         ([CREATED, drop("t", key=(KEY[0], -1))], "TXN_END of each of its ranges"),
-        ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x02" + bytes(25))], "not known"),
+        ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x02" + bytes(25))], "unknown version"),
         ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x01")], "cut off"),
     ],
 )

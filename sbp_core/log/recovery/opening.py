@@ -263,8 +263,8 @@ def _sealed_segments(
             raise corruption(
                 path,
                 min(base, expected),
-                f"this segment starts at position {base}, the ones before it end at {expected}: "
-                f"a file is missing, was cut short or has grown",
+                f"this segment starts at position {base}, and the segment before it ends at"
+                f" {expected}: a file is missing, was cut short or has grown",
             )
         if base != bases[-1]:
             with open_segment(disk, directory, base) as file:
@@ -313,7 +313,7 @@ def _read_last_segment(
     if segment.is_cut:  # a start that went on behind it was interrupted
         promised = max(promised, segment.end)
     elif segment.end != base + segment.size:
-        reason = "this segment was compacted, and the ones behind it are missing"
+        reason = "this segment was compacted, and the next segments are missing"
         raise corruption(file.path, segment.end, reason)
     replay = SegmentReplay(file, segment, states_at_base, promised)
     rows, entry_count = SegmentRows(base), 0

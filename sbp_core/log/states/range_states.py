@@ -278,7 +278,7 @@ class RangeStates:
                 return () if found is None else _numbered(found, entry, is_damaged=is_damaged)
             case _:
                 raise LogCorruptionError(
-                    f"an entry of kind {entry.kind.name} is not one of a range"
+                    f"an entry of kind {entry.kind.name} does not belong to a range"
                 )
 
     def _maybe_range(

@@ -182,7 +182,7 @@ def decode_settled(entry: Entry) -> Settled:
     """Return the content of a SETTLED entry. Raises LogCorruptionError."""
     version, flags, seq, digest = unpack_at(_SETTLED, entry.body, 0)
     if version != _VERSION:
-        raise LogCorruptionError("the end of a replicated range is in a form that is not known")
+        raise LogCorruptionError("the end of a replicated range has an unknown version")
     end = decoded_prefix(seq, digest)
     if not flags & _IS_TRUNCATED:
         return Settled(end, None)

@@ -243,7 +243,8 @@ def decode_end(entry: Entry) -> EndedBatches:
     batches = decode_columns(body[position:], sum(batch_counts))
     if min(batches.record_counts, default=1) < 1 or sum(batches.record_counts) != entry.count:
         raise LogCorruptionError(
-            f"{sum(batches.record_counts)} records are staged where {entry.count} should be"
+            f"a TXN_END names batches of {sum(batches.record_counts)} records, expected"
+            f" {entry.count}"
         )
     return EndedBatches(is_commit, tuple(txn_ids), tuple(batch_counts), batches)
 
@@ -252,7 +253,7 @@ def _decode_ids(body: memoryview) -> tuple[bool, list[str], list[int], int]:
     """Return whether an end publishes, its ids, their batch counts, and the position behind."""
     version, flags, id_count, batch_count = unpack_at(_END, body, 0)
     if version != _VERSION:
-        raise LogCorruptionError("the end of a transaction is in a form that is not known")
+        raise LogCorruptionError("the end of a transaction has an unknown version")
     position = _END.size
     txn_ids: list[str] = []
     batch_counts: list[int] = []

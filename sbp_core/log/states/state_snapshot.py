@@ -192,7 +192,7 @@ def decode_writer_snapshot(entry: Entry) -> Sequence[tuple[int, WriterState]]:
         writer, position = decode_writer(data, position + _STREAM.size)
         records.append((stream_id, writer))
     if len(records) != entry.count:
-        raise LogCorruptionError(f"{len(records)} writers where {entry.count} should be")
+        raise LogCorruptionError(f"a snapshot entry has {len(records)} writers, not {entry.count}")
     return records
 
 
@@ -262,7 +262,7 @@ def ranges_of(  # noqa: PLR0917 - the columns, in their order
     Raises LogCorruptionError for an unknown state.
     """
     if max(codes, default=0) >= len(STATE_CODES):
-        raise LogCorruptionError(f"{max(codes)} is no state of a range")
+        raise LogCorruptionError(f"unknown state {max(codes)} of a range")
     states = [STATE_CODES[code] for code in codes]
     fields = [stream_ids, indexes, starts, nexts, states, times or [NO_TIME] * len(codes)]
     if numbers:

@@ -320,7 +320,7 @@ def decode_writers(encoded: Buffer) -> list[WriterState]:
     """Return the writers of a stream from their bytes. Raises LogCorruptionError."""
     data = bytes(encoded)
     if data[:1] not in {_VERSION, _VERSION_WITH_DIGESTS}:
-        raise LogCorruptionError("a description of writers is in a form that is not known")
+        raise LogCorruptionError("a list of writers has an unknown version")
     writers, position = [], 1
     while position < len(data):
         writer, position = decode_writer(data, position)
@@ -352,7 +352,7 @@ def decode_writer(data: bytes, position: int) -> tuple[WriterState, int]:
     start = position + _WRITER.size + id_length
     end = start + (batch_count & ~_HAS_DIGESTS) * form.size
     if end > len(data):
-        raise LogCorruptionError("a description of writers is cut off")
+        raise LogCorruptionError("a list of writers is cut off")
     writer_id = _decode_id(data[start - id_length : start])
     batches = [NumberedBatch(*each) for each in form.iter_unpack(data[start:end])]
     known = [

@@ -274,7 +274,7 @@ class Writers:
             )
         if last < 0:
             raise WriterUnknownError.of(
-                f"{number} is no first batch, and the writer is not known: a stream remembers the"
+                f"{number} is not a first batch, and the writer is unknown: a stream remembers the"
                 f" {limits.WRITERS_PER_STREAM_MAX} writers that appended last. See what is in the"
                 " stream, and go on as a new writer"
             )

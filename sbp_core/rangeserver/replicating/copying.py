@@ -119,8 +119,8 @@ class Copier:
                 )
             if error is None and self._logged(hosted).prefix != end:
                 error = LogCorruptionError(
-                    f"the first {end.seq} entries of this copy are not those with which its range"
-                    " ended"
+                    f"the first {end.seq} entries of this copy differ from the decided entries of"
+                    " its range"
                 )
             if error is None:
                 return settled_entry(hosted.key, where.end_offset, end)
@@ -203,7 +203,7 @@ class Copier:
             response, entries = await self._ask(address, hosted.key, _Wanted(have.seq, end.seq))
             if bytes(response.before_digest) != have.digest:
                 raise LogCorruptionError(
-                    f"the first {have.seq} entries of the copy at {address} are not those here"
+                    f"the first {have.seq} entries of the copy at {address} differ from those here"
                 )
             if not entries or len(entries) > end.seq - have.seq:
                 raise ProtocolError(f"{address} answers with {len(entries)} entries")
@@ -256,7 +256,7 @@ class Copier:
         response, entries = await self._ask(address, hosted.key, wanted)
         if bytes(response.end_digest) != bytes(where.end_digest):
             raise LogError(
-                f"the copy at {address} does not end as was decided, or sends no records"
+                f"the copy at {address} does not have the decided end, or sends no records"
             )
         return response, entries
 

@@ -142,7 +142,7 @@ class Copy:
             return
         count = durable.seq - self.acked.seq
         if count > len(self.window) or self.window[count - 1].end != durable:
-            self.lose(f"its first {durable.seq} entries are not those of the primary", now)
+            self.lose(f"its first {durable.seq} entries differ from the primary's", now)
             return
         for _ in range(count):
             self.window_bytes -= self.window.popleft().length

@@ -210,7 +210,7 @@ class Scrubber:
         header, key = damaged.header, damaged.key
         hosted = None if key is None else self._host.table.maybe_range(key)
         if header is None or hosted is None or header.kind not in NUMBERED_KINDS:
-            raise LogError("it is not known which records were there; see `sbp log check`")
+            raise LogError("the lost records are unknown: see `sbp log check`")
         if not hosted.is_replicated:
             raise LogError("the range has no other replica: restore the file from a backup")
         placed = (await self._driver.list_hosted_ranges([hosted.stream_id])).get(hosted.key)
