@@ -92,7 +92,7 @@ class Settler:
             if each.state is RangeState.SEALED and not each.is_whole
         }
         """Settled copies with damaged entries at the start. They are settled again."""
-        self._looking = self._loop.create_task(self._keep_looking())
+        self._polling = self._loop.create_task(self._keep_polling())
         host.on_ended = self.settle_soon
 
     def settle_soon(self, ended: Sequence[StreamRange]) -> None:
@@ -120,9 +120,9 @@ class Settler:
         primary = self._host.primary
         if not self._host.table.replicated() and not primary.unsettled_count:
             return
-        # The next look would find the ranges fenced, and ask to end them before the other servers
+        # The next poll would find the ranges fenced, and ask to end them before the other servers
         # have all entries.
-        await cancel_all([self._looking])
+        await cancel_all([self._polling])
         try:
             async with asyncio.timeout(_HAND_OVER_SECONDS):
                 await self._driver.announce_leaving()
@@ -132,7 +132,7 @@ class Settler:
                 while primary.unsettled_count or any(
                     stream_id not in refused for stream_id, _ in primary.led()
                 ):
-                    await self._look()
+                    await self._poll()
                     await asyncio.sleep(_HAND_OVER_STEP_SECONDS)
         except (SbpError, TimeoutError) as error:
             left = len(primary.led()) + primary.unsettled_count
@@ -152,22 +152,22 @@ class Settler:
 
     async def stop(self) -> None:
         """Stop; the next start settles the rest."""
-        await cancel_all([self._looking, *self._at_work.values()])
+        await cancel_all([self._polling, *self._at_work.values()])
         await self.scrubber.stop()
         await self._copier.stop()
 
-    async def _keep_looking(self) -> None:
+    async def _keep_polling(self) -> None:
         """Look up decided ends, and ask to end ranges, until cancelled."""
         while True:
             try:
-                await self._look()
+                await self._poll()
             except SbpError as error:
                 _LOG.warning("ends of ranges cannot be looked up now: %s", error)
-            except Exception:  # noqa: BLE001 - copies must be settled after the next look
+            except Exception:  # noqa: BLE001 - copies must be settled after the next poll
                 _LOG.exception("ends of ranges not looked up: unexpected error")
             await asyncio.sleep(limits.REPLICA_CHECK_INTERVAL_MS / 1000)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         troubled = set(self._host.primary.troubled(is_full=self._disk_space.is_refusing))
         now = self._loop.time()
         is_round = now >= self._next_round
