@@ -1,16 +1,16 @@
-"""From a range and an offset to the batches that hold it, over all segments.
+"""Find batches by range and offset, or by time, over all segments.
 
-The batches of the active segment are found in memory, those of the full ones by their index files.
-A batch that was staged is listed by the segment that published it. Its bytes are where it was
-written first, or where a rewrite of that segment put them.
+The active segment has its rows in memory, full segments have index files. A staged batch is listed
+by the segment that published it. Its bytes are in the segment that staged it, where a rewrite of
+that segment may have moved them.
 
-A lookup by time considers the full segments whose latest batch is not earlier. The headers of index
-files have that time; they are read once, and kept. A missing or stale index file is made again from
-its segment by the first lookup that needs it. It is not written if damage may hide rows of the
-segment: it would be taken for whole.
+A lookup by time considers only full segments whose latest batch is not earlier. The header of each
+index file has that time; headers are read once, and kept. A missing or stale index file is rebuilt
+from its segment by the first lookup that needs it. If damage may hide rows of the segment, the
+index is kept in memory only, because a file would count as complete.
 
-Every lookup may run in any thread. It shares with the writer one immutable `Extent`, which the
-writer replaces whole, and rows that only grow.
+Every lookup may run in any thread. Lookups share with the writer an immutable `Extent`, which the
+writer replaces as a whole, and rows that only grow.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -65,20 +66,20 @@ class Extent:
 
 @dataclass(slots=True)
 class _OpenIndex:
-    """The place of an index in the cache; the thread that holds the lock fills it."""
+    """An entry of the cache; the thread that holds its lock loads the index."""
 
     index: SegmentIndex | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def size_bytes(self) -> int:
-        """Memory that it takes, also while it is being read."""
+        """Memory in bytes, also while the index is being read."""
         index = self.index
         return _PLACE_BYTES + (0 if index is None else index.size_bytes)
 
 
 class BatchLookup:
-    """Finds batches. Keeps the indexes that were used last, `index_bytes_max` bytes at most."""
+    """Finds batches; caches the indexes used last, at most `index_bytes_max` bytes of them."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class BatchLookup:
         self.views = SegmentViews(disk, directory, files_open_max)
         self._indexes: OrderedDict[Segment, _OpenIndex] = OrderedDict()
         self._latest: tuple[tuple[Segment, ...], _Times] = ((), np.empty(0, np.uint64))
-        """Full segments, and when the last batch of each was written, in ms since the epoch."""
+        """Full segments, and the time of the latest batch in each, in ms since the epoch."""
         self._lock = threading.Lock()
 
     def slots_from(self, extent: Extent, key: RangeKey, offset: int) -> Iterator[Slot]:
@@ -109,6 +110,8 @@ class BatchLookup:
                 for slot in rows.slots_from(offset, extent.active):
                     yield self.placed(extent, slot) if slot.prefix_bytes else slot
                 return
+            # The first segment at whose end the range goes on behind `offset`. The search starts
+            # at `first`, so that a rewrite in between cannot send it back.
             at = bisect_right(
                 range(len(extent.sealed)),
                 offset,
@@ -128,9 +131,9 @@ class BatchLookup:
             first = at + 1
 
     def placed(self, extent: Extent, slot: Slot) -> Slot:
-        """Return a batch with its present place: one that was staged may be in another segment.
+        """Return a batch with its present location: a staged batch may be in another segment.
 
-        Raises LogError when the disk fails, or its segment was removed.
+        Raises LogError when the disk fails, or the segment was removed.
         """
         segment, position = slot.view.segment, slot.location.position
         if not slot.prefix_bytes or (position >= segment.base and not segment.generation):
@@ -153,9 +156,10 @@ class BatchLookup:
     def write_index(
         self, segment: Segment, ranges: Sequence[LoggedRange], rows: SegmentRows
     ) -> None:
-        """Write the index of a segment that is full. A failure is logged, and costs time only.
+        """Write the index of a full segment. A failure is logged: a lookup rebuilds the index.
 
-        That of a rewritten segment is durable then: such a segment lacks the history of its ranges.
+        The index of a rewritten segment is synced, because such a segment lacks the history of its
+        ranges, and the index could not be rebuilt if the snapshot behind it is damaged.
         """
         path = index_path(self._directory, segment.base)
         try:
@@ -166,9 +170,9 @@ class BatchLookup:
             _LOG.warning("index not written path=%s: %s; it will be built again", path, error)
 
     def ranges_after(self, extent: Extent, at: int) -> list[LoggedRange]:
-        """Return the ranges at the end of a full segment: the next one begins with them.
+        """Return the ranges at the end of a full segment. Raises LogError.
 
-        If that is damaged they are read from the segment itself. Raises LogError.
+        They are the snapshot of the next segment. If that is damaged the segment is replayed.
         """
         is_last = at + 1 == len(extent.sealed)
         try:
@@ -179,10 +183,7 @@ class BatchLookup:
             return list(replay_states(self.views.view(segment).file, segment))
 
     def bytes_from(self, extent: Extent, key: RangeKey, offset: int, end_offset: int) -> int:
-        """Return the bytes of a range's batches beyond `offset`, before `end_offset`.
-
-        Raises LogError.
-        """
+        """Return the bytes of a range's batches in [offset, end_offset). Raises LogError."""
         rows = extent.rows.maybe_rows(key)
         total = 0 if rows is None else rows.bytes_from(offset, end_offset)
         for at in reversed(range(len(extent.sealed))):
@@ -196,7 +197,7 @@ class BatchLookup:
     def maybe_since(
         self, extent: Extent, key: RangeKey, offset: int, time_ms: int
     ) -> DatedOffset | None:
-        """Return the first record from `offset` on, as `Log.maybe_since` does. Raises LogError."""
+        """Return the first record from `offset` on of `time_ms` or later. Raises LogError."""
         is_late = self._latest_times(extent) >= np.uint64(time_ms)
         candidates: list[int] = np.flatnonzero(is_late).tolist()
         at = 0
@@ -217,7 +218,7 @@ class BatchLookup:
         return None if rows is None else rows.maybe_since(offset, time_ms)
 
     def drop(self, segment: Segment) -> None:
-        """Close the files of a removed segment, so that their space is freed."""
+        """Close the files of a removed segment, so that the disk frees their space."""
         with self._lock:
             self._indexes.pop(segment, None)
         self.views.drop(segment)
@@ -234,6 +235,7 @@ class BatchLookup:
         with self._lock:
             place = self._indexes.setdefault(segment, _OpenIndex())
             self._indexes.move_to_end(segment)
+        # Only threads that need this index wait for its load: `_lock` is not held.
         with place.lock:
             if place.index is not None:
                 return place.index
@@ -242,14 +244,14 @@ class BatchLookup:
         return index
 
     def _evict(self) -> None:
-        """Evict the least recently used indexes over the limit; the latest one stays."""
+        """Evict the least recently used indexes over the limit, but never the latest."""
         with self._lock:
             held_bytes = sum(each.size_bytes for each in self._indexes.values())
             while held_bytes > self._index_bytes_max and len(self._indexes) > 1:
                 held_bytes -= self._indexes.popitem(last=False)[1].size_bytes
 
     def _latest_times(self, extent: Extent) -> _Times:
-        """Return when the full segments were last written to; only the new ones are looked at."""
+        """Return the time of the latest batch in each full segment; reads only new segments."""
         known = self._latest
         if known[0] is not extent.sealed:
             times = dict(zip(known[0], known[1].tolist(), strict=True))
@@ -264,8 +266,8 @@ class BatchLookup:
         segment = extent.sealed[at]
         path = index_path(self._directory, segment.base)
         try:
-            file = self._disk.open(path, is_writable=False)
-            return read_index_header(file, segment).latest_ms
+            with closing(self._disk.open(path, is_writable=False)) as file:
+                return read_index_header(file, segment).latest_ms
         except (OSError, LogCorruptionError):
             return self.index(extent, at).latest_ms
 
@@ -291,10 +293,9 @@ class BatchLookup:
 
 
 def _read_rows(view: SegmentView) -> SegmentRows:
-    """Return the batches of a full segment, damaged ones too where their headers are intact.
+    """Return the batches of a full segment, including damaged ones with an intact header.
 
-    A damaged end of transactions does not say which it published; nor does what has no header say
-    whether it was one, nor what is behind the end of a file that was cut short.
+    The rows are not whole if a damaged entry may have published batches, or the file lost its end.
     """
     segment = view.segment
     scanner = SegmentScanner(view.file, segment.base, segment.size)
@@ -306,8 +307,8 @@ def _read_rows(view: SegmentView) -> SegmentRows:
                 "batch not readable: %s", corruption(view.file.path, item.position, item.reason)
             )
             found = item.maybe_batch()
-            is_end = item.header is None or item.header.kind is EntryKind.TXN_END
-            rows.is_whole = rows.is_whole and not is_end
+            may_publish = item.header is None or item.header.kind is EntryKind.TXN_END
+            rows.is_whole = rows.is_whole and not may_publish
         else:
             found = item
         if found is not None and found[1].end <= segment.base + segment.size:
@@ -318,7 +319,7 @@ def _read_rows(view: SegmentView) -> SegmentRows:
 def _contiguous(
     slots: Iterable[Slot], key: RangeKey, offset: int, view: SegmentView
 ) -> Iterator[Slot]:
-    """Yield slots from the one that holds `offset`, as long as there is no gap between them."""
+    """Yield the slots from `offset` on. Raises LogCorruptionError at a gap between them."""
     for slot in slots:
         if slot.end_offset <= offset:
             continue

@@ -1,16 +1,14 @@
-"""Bodies of batches: read from the disk and verified, or kept in memory since they were written.
+"""Read the bodies of batches from the disk and verify them, or take them from memory.
 
-A whole body that rotted on the disk is never served. Batches that lie close together are read in
-one go. The header of an entry follows from the body, its place and its range, so an index that is
-wrong is noticed as well. A batch that was staged has the body that was appended: it does not say
-its base offset.
+A whole body that rotted on the disk is never served. The expected header of an entry follows from
+body, position and range, so a wrong index is noticed as well. Batches that lie close together are
+read in one go. The body of a staged batch is as it was appended, without its base offset.
 
-A body may also be read in parts (`open_body`). Then the checksum of its entry's header is compared,
-and that of the body is not: damage within is found by whole reads and by the scrub.
+A body may also be read in parts (`open_body`). Then only the header's checksum is verified: damage
+in the body is found by whole reads and by the scrub.
 
-The bodies that were appended last are kept for readers that follow the tail. They are what was
-received and written, so they need neither the disk nor a check again; and the checksum that frames
-need of them is made once, however often they are sent.
+`RecentBodies` keeps the bodies that were appended last, for readers that follow the tail. These
+bodies need neither a read nor a check, and their checksum for frames is computed once.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ from sbp_core.wire.checksum import Buffer, crc32
 _LOG: Final = logging.getLogger(__name__)
 
 _SPAN_WASTE_MAX: Final = 2
-"""Read batches in one go while at most half of the bytes belong to other ranges."""
+"""Batches are read in one go while at most half of the bytes belong to other ranges."""
 
 
 class RecentBody:
-    """One body, which does not change."""
+    """An immutable body, and its checksum once it was needed."""
 
     __slots__ = ("_crc32", "data")
 
@@ -47,7 +45,7 @@ class RecentBody:
 
     @property
     def crc32(self) -> int:
-        """Its CRC-32."""
+        """CRC-32 of the body."""
         if self._crc32 is None:
             self._crc32 = crc32((self.data,))
         return self._crc32
@@ -55,10 +53,10 @@ class RecentBody:
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """The bodies of the first of the batches that were asked for.
+    """The bodies of the first of the requested batches.
 
-    `error` says why the next one could not be read: LogCorruptionError if it is damaged. `recent`
-    are all of them if they were kept in memory.
+    `error` says why the next batch could not be read: LogCorruptionError if it is damaged. `recent`
+    has all bodies if they were in memory, else none.
     """
 
     data: tuple[memoryview, ...]
@@ -73,10 +71,10 @@ def read_bodies(
     *,
     may_wait: bool = True,
 ) -> Bodies:
-    """Return the bodies of `slots`, which are batches of one range, up to the first that fails.
+    """Return the bodies of `slots`, batches of one range, up to the first that fails.
 
-    All are from `recent`, or all are read and verified. Unless it `may_wait` for the disk, a body
-    that is not in the page cache fails as well.
+    Either all come from `recent`, or all are read and verified. Without `may_wait` a body that is
+    not in the page cache fails, too.
     """
     kept = None if recent is None else recent.maybe_bodies(slots)
     if kept is not None:
@@ -94,7 +92,7 @@ def read_bodies(
 
 @dataclass(frozen=True, slots=True)
 class OpenBody:
-    """The body of one batch, to be read in parts; `front` are its first bytes."""
+    """The body of a batch that is read in parts; `front` has its first bytes."""
 
     front: memoryview
     _slot: Slot
@@ -107,10 +105,9 @@ class OpenBody:
 
 
 def open_body(key: RangeKey, slot: Slot, front_bytes: int, *, may_wait: bool) -> OpenBody:
-    """Return the body of `slot`, a batch of the range `key`, with up to `front_bytes` of it.
+    """Open the body of `slot`, a batch of the range `key`, and read up to `front_bytes` of it.
 
-    The header of the entry is verified, and is that of this batch. Raises LogError; reading parts
-    does, too.
+    Raises LogError, also if the header of the entry is damaged or of another batch.
     """
     position = slot.location.position
     before_bytes = ENTRY_HEADER_BYTES + slot.prefix_bytes
@@ -118,18 +115,16 @@ def open_body(key: RangeKey, slot: Slot, front_bytes: int, *, may_wait: bool) ->
     data = memoryview(_read(slot, position, length, may_wait=may_wait))
     with naming_damage(slot.view.file.path, position):
         header = decode_entry_header(data[:ENTRY_HEADER_BYTES], position)
-    kind, base_offset = EntryKind.BATCH, slot.base_offset
-    if slot.prefix_bytes:
-        kind, base_offset = EntryKind.STAGED, slot.birth_position
-    expected = (slot.location.length, kind, *key, base_offset, slot.count)
-    if (header.length, *header[3:]) != expected:
+    expected = _expected(key, slot)
+    fields = (expected.kind, *key, expected.base_offset, expected.count)
+    if (header.length, *header[3:]) != (slot.location.length, *fields):
         reason = f"another entry, {header.kind.name}, is in its place"
         raise _not_served(key, slot, reason)
     return OpenBody(data[before_bytes:], slot, may_wait)
 
 
 def _read(slot: Slot, position: int, length: int, *, may_wait: bool) -> Buffer:
-    """Return bytes of the segment of `slot`. Raises LogError, also for those not in memory."""
+    """Return bytes of the segment of `slot`. Raises LogError, also if reading had to wait."""
     view = slot.view
     found = view.read(position, length) if may_wait else view.maybe_read_cached(position, length)
     if found is None:
@@ -138,7 +133,7 @@ def _read(slot: Slot, position: int, length: int, *, may_wait: bool) -> Buffer:
 
 
 def _extent(span: Sequence[Slot]) -> tuple[int, int]:
-    """Return where a run of batches begins, and its bytes."""
+    """Return the position and the length of a run of batches."""
     first = span[0].location.position
     return first, span[-1].location.end - first
 
@@ -153,7 +148,7 @@ def _cut(key: RangeKey, span: Sequence[Slot], found: Buffer) -> Iterator[memoryv
 
 
 def _spans(slots: Sequence[Slot]) -> Iterator[Sequence[Slot]]:
-    """Cut `slots` into runs that are worth one read each."""
+    """Split `slots` into runs that are worth one read each."""
     start = wanted = 0
     for at, slot in enumerate(slots):
         length = slot.location.end - slots[start].location.position
@@ -173,11 +168,9 @@ def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
     """Return the body of the batch in `data`. Raises LogCorruptionError."""
     position = slot.location.position
     body = data[ENTRY_HEADER_BYTES:]
-    if slot.prefix_bytes:
-        expected = Entry(EntryKind.STAGED, *key, slot.birth_position, slot.count, body)
-    else:
-        expected = Entry(EntryKind.BATCH, *key, slot.base_offset, slot.count, body)
-    if data[:ENTRY_HEADER_BYTES] == encode_entry(expected, position)[0]:
+    # The header that the body must have follows from body, position and range. To compare it is
+    # faster than to decode the entry, and notices an index that points to another batch.
+    if data[:ENTRY_HEADER_BYTES] == encode_entry(_expected(key, slot, body), position)[0]:
         return body[slot.prefix_bytes :]
     try:
         found = decode_entry(data, position)
@@ -185,6 +178,13 @@ def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
     except LogError as error:
         reason = str(error)
     raise _not_served(key, slot, reason)
+
+
+def _expected(key: RangeKey, slot: Slot, body: Buffer = b"") -> Entry:
+    """Return the entry that the log must have for a slot."""
+    if slot.prefix_bytes:
+        return Entry(EntryKind.STAGED, *key, slot.birth_position, slot.count, body)
+    return Entry(EntryKind.BATCH, *key, slot.base_offset, slot.count, body)
 
 
 def _not_served(key: RangeKey, slot: Slot, reason: str) -> LogCorruptionError:
@@ -201,11 +201,10 @@ _BATCH_COST_BYTES: Final = 512
 
 
 class RecentBodies:
-    """At most `bytes_max` bytes of bodies; the oldest go first.
+    """A cache of at most `bytes_max` bytes of bodies; the oldest is evicted first.
 
-    With the buffers around them they take twice that at most, and a frame more. They are found by
-    the positions at which they were written, those that were staged too. One thread may keep while
-    others look.
+    With the buffers around them the bodies take at most twice that, and a frame more. The key is
+    the position at which a batch was written first. One thread keeps bodies while others look.
     """
 
     def __init__(self, bytes_max: int = limits.RECENT_BODIES_BYTES_MAX) -> None:
@@ -215,10 +214,9 @@ class RecentBodies:
         self._order: deque[int] = deque()
 
     def keep(self, entries: Sequence[Entry], locations: Sequence[Location]) -> None:
-        """Keep the batches among entries that were written as a group; they do not change any more.
+        """Keep the batches of a group that was written; their buffers must not change any more.
 
-        Staged ones are kept if their prefix is beside the body. A buffer that several came in
-        is kept for as long as any of them is.
+        Staged batches are kept if their prefix is beside the body.
         """
         kept = {
             location.position: memoryview(entry.body)
@@ -228,6 +226,8 @@ class RecentBodies:
         used_bytes: Counter[int] = Counter()
         for body in kept.values():
             used_bytes[id(body.obj)] += len(body)
+        # A body is a view into the frame it came in, and keeps all of that alive. If most of the
+        # frame is not kept, a copy of the body takes less memory.
         for position, body in kept.items():
             is_worth_its_buffer = memoryview(body.obj).nbytes <= 2 * used_bytes[id(body.obj)]
             self._keep(position, body if is_worth_its_buffer else memoryview(bytes(body)))
@@ -241,9 +241,9 @@ class RecentBodies:
             self._bytes -= len(oldest.data) + _BATCH_COST_BYTES
 
     def maybe_bodies(self, slots: Sequence[Slot]) -> tuple[RecentBody, ...] | None:
-        """Return the bodies of `slots`; None unless all are here.
+        """Return the bodies of `slots`; None if one is missing, or in a rewritten segment.
 
-        None as well if one is in a segment that was rewritten, which moved it.
+        A rewrite moves entries, so positions there are not those of the first write.
         """
         bodies = []
         for slot in slots:

@@ -1,20 +1,20 @@
-r"""Where the log starts, and how far it was synced: small files beside the segments.
+r"""The start of the log, and how far it was synced: small files beside the segments.
 
 `start` holds the first position; the file is absent while that is 0. It is "SBPSTART", the position
-(u64), and CRC-32C of both, big-endian. It is written before segments are removed from the front, so
-files before it are leftovers of that, and a gap at or after it is damage.
+(u64), and CRC-32C of both, big-endian. It is written before segments are removed from the front. So
+segments before `start` are leftovers of a removal, and a gap at or after `start` is damage.
 
-`high-water.0` and `high-water.1` hold how far the log was synced. Entries say that all before them
-was synced, but nothing in a log says that of its last entries: a file that lost its end looks like
-one that was never longer. So the end is noted beside the log, at intervals while it is open and
-when it is closed. A log that ends before it has lost records that were
-acknowledged.
+`high-water.0` and `high-water.1` hold the high-water mark: how far the log was synced. Each group
+proves that the entries before it were synced, but nothing in the log proves the sync of its last
+entries: a file that lost its end looks like a file that was never longer. So the mark is written at
+intervals while the log is open, and when it is closed. A log that ends before its mark has lost
+acknowledged records.
 
-The two files are written in turn, in place, so a crash leaves one of them whole; the one with
-the higher sequence counts. They are synced when the log is closed. In between a power cut may leave
-an older state, never a newer one than that of the log, which is synced before.
+The two files are written in turn, in place, so a crash leaves one of them whole; the file with the
+higher sequence counts. They are synced when the log is closed. In between a power cut may leave an
+older mark, never a mark above the end of the log, because the log is synced first.
 
-Header (big-endian), then the tails as columns (see range_columns.py):
+Header (big-endian), then the tails as columns (see state_snapshot.py):
 
     bytes   field       type  meaning
     0-7     magic             "SBPHIGH\n"
@@ -44,8 +44,8 @@ from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.disk import Disk, translate_os_error, write_file
 from sbp_core.log.segment import naming_damage
-from sbp_core.log.states.range_columns import decode_states, encode_states, states_lengths
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
+from sbp_core.log.states.state_snapshot import decode_states, encode_states, states_lengths
 from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.wire.checksum import crc32c
 
@@ -65,10 +65,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 def read_start(disk: Disk, directory: Path) -> int:
-    """Return the position where the log in `directory` starts.
-
-    Raises LogCorruptionError if the file is damaged, LogError if the file cannot be read.
-    """
+    """Return the position where the log starts. Raises LogError, LogCorruptionError if damaged."""
     path = directory / START_NAME
     data = _maybe_read(disk, path)
     if data is None:
@@ -84,7 +81,7 @@ def read_start(disk: Disk, directory: Path) -> int:
 
 
 def write_start(disk: Disk, directory: Path, position: int) -> None:
-    """Let the log start at `position`, durably. Raises LogWriteError."""
+    """Write the start of the log, durably. Raises LogWriteError."""
     path = directory / START_NAME
     fields = _START_FIELDS.pack(_START_MAGIC, position)
     with translate_os_error(LogWriteError, "writing", path):
@@ -94,7 +91,7 @@ def write_start(disk: Disk, directory: Path, position: int) -> None:
 
 
 def _maybe_read(disk: Disk, path: Path) -> bytes | None:
-    """Return what is in a file, None if there is none. Raises LogError."""
+    """Return the content of a file, None if it is missing. Raises LogError."""
     with translate_os_error(LogError, "reading", path):
         try:
             file = disk.open(path, is_writable=False)
@@ -106,10 +103,10 @@ def _maybe_read(disk: Disk, path: Path) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class HighWater:
-    """A log was synced up to `position`. `log_id` is empty while it has none.
+    """The high-water mark of a log: it was synced up to `position`. `log_id` may be empty.
 
-    `tails` are the ranges, as they were there, that changed from `tails_from` on; None if that is
-    not known.
+    `tails` are the states at `position` of the ranges that changed since `tails_from`; None if
+    unknown.
     """
 
     position: int
@@ -119,15 +116,15 @@ class HighWater:
 
 
 def slot_path(directory: Path, sequence: int) -> Path:
-    """Return the file that the write of this number goes to."""
+    """Return the file for the write with this sequence."""
     return directory / f"high-water.{sequence % _SLOTS}"
 
 
 def read_high_water(disk: Disk, directory: Path) -> tuple[HighWater | None, int]:
-    """Return what was noted last, None if nothing can be read, and the number of the next write.
+    """Return the latest mark, None if there is none, and the sequence of the next write.
 
-    A file that is damaged is logged: it protects the log, and is not needed to read it. Raises
-    LogError when the disk fails.
+    A damaged file is logged and skipped, because the log can be read without it. Raises LogError
+    when the disk fails.
     """
     newest: HighWater | None = None
     next_sequence = 0
@@ -147,11 +144,10 @@ def read_high_water(disk: Disk, directory: Path) -> tuple[HighWater | None, int]
 
 
 class HighWaterKeeper:
-    """Knows how far an open log is synced, and notes that beside it.
+    """Tracks how far an open log is synced, and writes its high-water mark.
 
-    `on_...` are called in the order of the log, one at a time; all else from any thread.
-    `position` is where the last group ends of those that are synced and can be read. `changed` are
-    the ranges that the active segment, which begins at `base`, has changed.
+    The log calls `on_...` in its order, one at a time; any thread may call the rest. `position` is
+    the end of the last synced group.
     """
 
     def __init__(
@@ -173,7 +169,7 @@ class HighWaterKeeper:
     def on_segment(
         self, base: int, end: int, changed: Mapping[RangeKey, LoggedRange] = _NOTHING
     ) -> None:
-        """The log goes on in the segment at `base`, which is synced up to `end`."""
+        """The segment at `base`, synced up to `end`, is active; it has `changed` these ranges."""
         with self._changing:
             self._base, self.position = base, end
             self._tails, self._unsynced, self._unsynced_end = dict(changed), {}, end
@@ -192,7 +188,7 @@ class HighWaterKeeper:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is anything to note."""
+        """Whether the mark is behind `position`."""
         return self._noted_position < self.position
 
     def ensure_id(self) -> None:
@@ -202,17 +198,14 @@ class HighWaterKeeper:
             self._write(self._mark(), is_durable=True)
 
     def promise(self, position: int) -> None:
-        """Note, durably, that the log was synced up to a position behind its end.
+        """Write a mark behind the end of the log, durably. Raises LogWriteError.
 
-        So it is not opened again before that is repaired. Raises LogWriteError.
+        The log is then not opened again before the loss is repaired.
         """
         self._write(HighWater(position, log_id=self.log_id), is_durable=True)
 
     def note(self, *, is_durable: bool = False) -> None:
-        """Note how far the log is synced, if that changed; with `is_durable` for a power cut, too.
-
-        Raises LogWriteError.
-        """
+        """Write the mark if it changed; sync it if `is_durable`. Raises LogWriteError."""
         if self.is_due:
             self._write(self._mark(), is_durable=is_durable)
 
@@ -247,9 +240,9 @@ def _encode_mark(mark: HighWater, sequence: int) -> bytes:
 
 
 def _decode_mark(data: bytes) -> tuple[int, HighWater]:
-    """Return the number of a write and what it noted. Raises LogCorruptionError.
+    """Return the sequence of a write and its mark. Raises LogCorruptionError.
 
-    Tails that are damaged are not known, which takes nothing from the rest: it is in one sector.
+    If only the tails are damaged they are unknown. The header fits one sector and is written whole.
     """
     if len(data) < _HEADER_BYTES:
         raise LogCorruptionError(f"it has {len(data)} bytes, expected at least {_HEADER_BYTES}")
@@ -265,7 +258,7 @@ def _decode_mark(data: bytes) -> tuple[int, HighWater]:
 
 
 def _maybe_tails(data: bytes, count: int, crc: int) -> tuple[LoggedRange, ...] | None:
-    for length in states_lengths(count):  # behind it may be what is left of a longer note
+    for length in states_lengths(count):  # a longer mark may have left bytes behind this one
         tails = memoryview(data)[:length]
         if len(tails) == length and crc32c((tails,)) == crc:
             return tuple(decode_states(tails, count))

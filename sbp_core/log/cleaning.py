@@ -1,30 +1,27 @@
-"""Freeing the space of dead batches: those of deleted streams, trimmed ones, and dropped ones.
+"""The cleaner: free the space of dead batches, and merge small ones (merging.py).
 
-Small batches that stay are merged (merging.py).
+Batches are dead if their stream was deleted, they were trimmed, or their transaction was dropped
+(liveness.py). Only full segments are cleaned, one at a time. The first segments of the log are
+removed when no batch in them is live. A later segment with few live batches is rewritten: the new
+file covers the same positions with fewer entries. It begins with the snapshot of the old file.
+The live batches follow in their order, each at a new position, with the ends of transactions that
+published some. Other entries are history, which the snapshots of later segments sum up.
 
-Only full segments are cleaned, one at a time. The first segments of the log are removed once no
-batch in them is live (liveness.py). A later segment with few live batches is rewritten without the
-dead ones: it covers the same positions, with fewer entries. The new file begins with the snapshot
-of the old one. The live batches follow in their order, each at a new position, and the ends of
-transactions that published some. Everything else is history, which the snapshots of later segments
-sum up.
+A segment in which most batches are small neighbours is rewritten once to merge them. A few are
+tried first: where none can be merged, as with columns, the segment stays. A segment with entries of
+replicated ranges stays as well, because their history would be lost early.
 
-A segment in which most batches are small neighbours is rewritten once to merge them, as soon as it
-is full. A few are tried before: where none can be merged, as with columns, it stays. So does one
-that has entries of replicated ranges: their history would be lost early.
+No append or read waits for the cleaner. It has a thread of its own, and its result becomes visible
+by one assignment between two groups. A batch may die while the cleaner works, but a dead batch
+never becomes live. A reader of a segment that is removed or replaced goes on in the old file.
 
-No append or read waits for the cleaner. It runs on a thread of its own, and its result becomes
-visible by one assignment between two groups. Batches that were live when it looked may be dead by
-then, never the other way round. A reader of a segment that is removed or replaced goes on in the
-old file.
+A crash leaves the log as it was before or after a step: segments are removed only when a durable
+`start` lies behind them, and a rewritten segment and its index are durable before the segment takes
+its name. The index has the ranges at the end of the segment. They could not be found in another way
+if the snapshot of the next segment is damaged, because a rewritten segment lacks their history.
 
-A crash at any moment leaves the log as it was or as it was to become: segments are removed only
-when a durable `start` lies behind them, and a rewritten one is durable before it takes the name. So
-is its index, which has the ranges at its end as well as the snapshot behind it: should that be
-damaged, the rewritten segment lacks the history to find them out.
-
-To free space the log goes on in a new segment, which takes some itself. On a full disk that would
-be impossible, so the log has a reserve (full_disk.py).
+To free space the log must begin a new segment, which takes space itself. The log has a reserve for
+that (full_disk.py).
 """
 
 from __future__ import annotations
@@ -65,7 +62,7 @@ class Cleaned:
     rewritten_count: int = 0
     freed_bytes: int = 0
     merged_count: int = 0
-    """Batches that are part of others now."""
+    """Batches that became parts of larger ones."""
 
     def __add__(self, other: Cleaned) -> Cleaned:
         return Cleaned(
@@ -77,44 +74,44 @@ class Cleaned:
 
 
 class _Stopped(BaseException):
-    """Ends the work on a segment. No mistake of a merge, which are caught."""
+    """Ends the work on a segment. A BaseException, because errors of a merge are caught."""
 
 
 class Cleaner:
-    """Cleans one log. It belongs to one thread; `stop` may be called from any.
+    """Cleans one log. It belongs to one thread; `stop` may be called from any thread.
 
-    With `merge` small batches are merged.
+    Small batches are merged if `merge` is given.
     """
 
     def __init__(self, log: Log, merge: Merge | None = None) -> None:
         self._log = log
         self._merge = merge
         self._unmerged: set[Segment] = set()
-        """Full segments of which it is known that they are not worth a rewrite for merging."""
+        """Full segments that are known not to be worth a rewrite for merging."""
         self._liveness = LivenessSeeker(log)
         self._is_stopping = threading.Event()
         self._doomed: deque[Segment] = deque()
         self._reported: set[Segment] = set()
 
     def stop(self) -> None:
-        """Let `clean` end soon, now and later: a segment that it is rewriting stays as it was."""
+        """Let `clean` end soon, now and later. An unfinished rewrite is given up."""
         self._is_stopping.set()
 
     def weigh_active(self) -> SegmentUse:
-        """Return what the segment holds that groups are appended to. Raises LogError."""
+        """Return the use of the active segment. Raises LogError."""
         return self._liveness.find().weigh_active()
 
     def clean(
         self, live_share_max: float = CLEAN_LIVE_SHARE_MAX, room_bytes: int = sys.maxsize
     ) -> Cleaned:
-        """Free what can be freed. Raises LogError when the disk fails; try again then.
+        """Free what can be freed. Raises LogError when the disk fails; call again then.
 
-        A segment is rewritten if less of it is live than `live_share_max`, or to merge its batches,
-        and if what is live takes at most `room_bytes`. One that is damaged stays as it is, and is
-        logged once.
+        A segment is rewritten if its live share is below `live_share_max`, or to merge its batches,
+        provided that its live bytes fit `room_bytes`. A damaged segment stays, and is logged once.
         """
         found = self._liveness.find()
         cleaned = self._remove_front(found)
+        # Look again after `_remove_front`. Segments that became full meanwhile are left for later.
         extent = first = self._log.extent
         held: set[int] = set()
         is_all_known = True
@@ -147,7 +144,7 @@ class Cleaner:
         return cleaned
 
     def _maybe_weigh(self, found: Liveness, extent: Extent, at: int) -> SegmentUse | None:
-        """Return what a segment holds, None if damage hides it."""
+        """Return the use of a segment, None if damage hides it."""
         try:
             return found.weigh(extent, at)
         except LogCorruptionError as error:
@@ -155,7 +152,7 @@ class Cleaner:
             return None
 
     def _is_mergeable(self, found: Liveness, extent: Extent, at: int) -> bool:
-        """Whether a segment is to be rewritten for its small batches. Raises LogError."""
+        """Whether a segment is worth a rewrite for its small batches. Raises LogError."""
         segment = extent.sealed[at]
         if self._merge is None or segment.generation or segment in self._unmerged:
             return False
@@ -171,7 +168,7 @@ class Cleaner:
     def _merger(
         self, view: SegmentView, extent: Extent, at: int, runs: Runs, merge: Merge
     ) -> Merger:
-        """Return what merges these runs of a segment. Raises LogError."""
+        """Return a merger for runs of a segment. Raises LogError."""
         return Merger(view, self._log.lookup.index(extent, at), runs, merge, self._pause)
 
     def _pause(self) -> None:
@@ -185,7 +182,7 @@ class Cleaner:
             yield each
 
     def _remove_front(self, found: Liveness) -> Cleaned:
-        """Remove the first segments, up to the first one with a live batch."""
+        """Remove the first segments, up to the first segment with a live batch."""
         extent = found.extent
         dead: list[Segment] = []
         for at, segment in enumerate(extent.sealed):
@@ -200,11 +197,11 @@ class Cleaner:
         return self._remove_doomed()
 
     def _remove_doomed(self) -> Cleaned:
-        """Remove the files of segments that the log is without, now or in a round before."""
+        """Remove the files of segments that left the log, now or in an earlier round."""
         disk, directory = self._log.disk, self._log.directory
         cleaned = Cleaned()
         while self._doomed:
-            segment = self._doomed[0]
+            segment = self._doomed[0]  # it stays in the queue if the disk fails
             for path in (
                 segment_path(directory, segment.base),
                 index_path(directory, segment.base),
@@ -223,7 +220,7 @@ class Cleaner:
         return cleaned
 
     def _rewrite(self, found: Liveness, extent: Extent, at: int, *, has_unsettled: bool) -> Cleaned:
-        """Replace a segment by one without what is dead. Raises LogError."""
+        """Replace a segment by one without dead entries. Raises LogError."""
         log, segment = self._log, extent.sealed[at]
         path = segment_path(log.directory, segment.base)
         fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
@@ -236,6 +233,8 @@ class Cleaner:
                 merger = self._merger(view, extent, at, found.runs(extent, at), self._merge)
                 kept = merger.merged(kept)
             rewritten, rows = write_segment(log.disk, fresh, header, kept)
+            # Before the rename: afterwards nothing but the index has the ranges at the end, unless
+            # the snapshot behind the segment is intact.
             log.lookup.write_index(rewritten, ranges, rows)
             with translate_os_error(LogWriteError, "replacing", path):
                 failpoint("cleaner.before_replace")

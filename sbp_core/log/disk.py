@@ -1,6 +1,6 @@
-"""The log's port to the file system, and its home on a POSIX one.
+"""The file system as the log sees it (`Disk`), and its implementation for POSIX (`OsDisk`).
 
-Nothing else in this package touches `os` or `open`, so that a test or a simulation can put any
+No other module of this package uses `os` or `open`, so that a test or a simulation can put any
 disk, honest or broken, below the log.
 """
 
@@ -24,18 +24,18 @@ from sbp_core.regular_files import DIRECTORY_MODE, open_private, open_regular
 from sbp_core.wire.checksum import Buffer
 
 TEMPORARY_SUFFIX: Final = ".tmp"
-"""Ends the name of a file that is being written; after a crash it is of no use."""
+"""Suffix of a file that is being written. After a crash the file is useless."""
 
 _BUFFERS_PER_CALL_MAX: Final = 1024
 """IOV_MAX of Linux: more buffers in one pwritev are refused with EINVAL."""
 _BYTES_PER_CALL_MAX: Final = 2 * MIB - 1
-"""Linux looks for stretches of free memory as long as what is written. Those of 2 MiB and more are
-what the host of a virtual machine takes back when they are free; to get them again costs it several
-times what it costs to copy the bytes. Shorter ones are mostly at hand."""
+"""Linux allocates page cache in pieces as long as a write. The host of a virtual machine takes back
+free pieces of 2 MiB and more, and to get one again takes several times as long as to copy its
+bytes. Shorter pieces are mostly at hand."""
 
 
 class DiskFile(Protocol):
-    """An open file. Everything raises OSError; positions and lengths are bytes in this file."""
+    """An open file. All methods raise OSError; positions and lengths are bytes in the file."""
 
     @property
     def path(self) -> Path:
@@ -51,30 +51,30 @@ class DiskFile(Protocol):
         """
 
     def maybe_pread_cached(self, length: int, position: int) -> Buffer | None:
-        """Return what `pread` would, if that needs no wait for the disk and it is all there."""
+        """Return what `pread` returns; None if that would wait for the disk, or is too short."""
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
         """Write all of `buffers`, one after the other, from `position`, or raise."""
 
     def fdatasync(self) -> None:
-        """Make the bytes written durable. After an error nothing is known about any of them."""
+        """Make written bytes durable. After an error nothing is known about any of them."""
 
     def fsync(self) -> None:
-        """Make the bytes and all metadata (a new or cut length) durable."""
+        """Make the bytes and all metadata, such as the length, durable."""
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes."""
+        """Truncate the file to `size` bytes."""
 
     def drop_cache(self) -> None:
-        """Forget clean cached pages: the next read shows what is on the disk.
+        """Forget clean cached pages, so that the next read comes from the disk.
 
-        After a failed sync the cache may go on showing data that never got there.
+        After a failed sync the page cache may still show data that never reached the disk.
         """
 
     def close(self) -> None:
-        """Close the file; only for a file that no other thread uses. Idempotent.
+        """Close a file that no other thread uses. Idempotent.
 
-        A file that is dropped without it is closed when its last user lets go of it.
+        Without `close` a file is closed when its last reference goes.
         """
 
 
@@ -86,7 +86,7 @@ class DirectoryLock(Protocol):
 
 
 class Disk(Protocol):
-    """A file system. Everything raises OSError."""
+    """A file system. All methods raise OSError."""
 
     def make_directory(self, directory: Path) -> None:
         """Create `directory` and its parents where missing, durably and for the owner only."""
@@ -107,13 +107,13 @@ class Disk(Protocol):
         """Open an existing file."""
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give a file another name in its directory, at once, in place of a file that has it."""
+        """Rename a file atomically within its directory, in place of a file with that name."""
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name in its directory, which must be free."""
+        """Give a file a second, unused name in its directory."""
 
     def remove(self, path: Path) -> None:
-        """Remove a file's name; a process that has it open goes on reading it."""
+        """Remove a file's name. A process that has the file open can still read it."""
 
 
 class OsFile:
@@ -131,7 +131,7 @@ class OsFile:
     def pread(self, length: int, position: int) -> bytes:
         """Return `length` bytes from `position`; fewer only at the end of the file."""
         data = os.pread(self._descriptor, length, position)
-        if len(data) in (0, length):
+        if len(data) in (0, length):  # almost always: one system call, and no copy
             return data
         parts = [data]
         got = len(data)
@@ -145,12 +145,12 @@ class OsFile:
         buffer = np.empty(length, np.uint8).data
         try:
             got = os.preadv(self._descriptor, [buffer], position, os.RWF_NOWAIT)
-        except OSError:  # not cached, or not supported; pread reports real errors
+        except OSError:  # not cached, or not supported; `pread` reports real errors
             return None
         return buffer if got == length else None
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Write all of `buffers` from `position`, in as many calls as it takes."""
+        """Write all of `buffers` from `position`, in as many calls as needed."""
         for part in _calls(buffers):
             length = sum(map(len, part))
             written = os.pwritev(self._descriptor, part, position)
@@ -159,7 +159,7 @@ class OsFile:
             position += length
 
     def _write_rest(self, buffers: Sequence[Buffer], written: int, position: int) -> None:
-        """Finish a short write; what stopped it usually shows as an error now."""
+        """Finish a short write. The reason for it usually shows as an error now."""
         rest = memoryview(b"".join(buffers))[written:]
         position += written
         while rest:
@@ -176,7 +176,7 @@ class OsFile:
         os.fsync(self._descriptor)
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes."""
+        """Truncate the file to `size` bytes."""
         os.ftruncate(self._descriptor, size)
 
     def drop_cache(self) -> None:
@@ -189,7 +189,7 @@ class OsFile:
 
 
 def _calls(buffers: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
-    """Split what is to be written into calls; a buffer is cut only if it is too long for one."""
+    """Split buffers into calls. A buffer is split only if it is too long for one call."""
     part: list[Buffer] = []
     left = _BYTES_PER_CALL_MAX
     for buffer in buffers:
@@ -223,9 +223,9 @@ class OsDirectoryLock:
 
 
 def _check_owner(descriptor: int) -> None:
-    """Raise PermissionError for another user's directory: a lock on it would keep its server out.
+    """Raise PermissionError for another user's directory. The superuser may lock any.
 
-    Every user that may list a directory could take its lock. The superuser may do that.
+    Every user that may list a directory can lock it, and a lock would keep the owner's server out.
     """
     owner = os.fstat(descriptor).st_uid
     if os.geteuid() not in {0, owner}:
@@ -244,7 +244,7 @@ class OsDisk:
             return
         self.make_directory(directory.parent)
         directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-        if directory.stat().st_mode & DIRECTORY_MODE != DIRECTORY_MODE:  # an unusual umask
+        if directory.stat().st_mode & DIRECTORY_MODE != DIRECTORY_MODE:  # by an unusual umask
             directory.chmod(DIRECTORY_MODE)
         self.fsync_dir(directory.parent)
 
@@ -290,13 +290,13 @@ class OsDisk:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the system's words and the name of the errno."""
+    """Return the message of the system and the name of the errno."""
     return f"{error.strerror or error} ({errno.errorcode.get(error.errno or 0, 'no errno')})"
 
 
 @contextmanager
 def translate_os_error(error_type: type[LogError], action: str, path: Path) -> Iterator[None]:
-    """Raise an OSError of the body as `error_type`, naming what failed, the file and the errno."""
+    """Raise an OSError of the block as `error_type`, with the action, the file and the errno."""
     try:
         yield
     except OSError as error:
@@ -306,11 +306,10 @@ def translate_os_error(error_type: type[LogError], action: str, path: Path) -> I
 def write_file(
     disk: Disk, path: Path, buffers: Sequence[Buffer], *, is_durable: bool = True
 ) -> None:
-    """Write a file in place of the one that may be there: a reader finds either, whole.
+    """Replace a file atomically: a reader finds the old or the new content, whole.
 
-    With `is_durable` that holds after a power cut too, and the directory is synced. Without it,
-    a power cut may leave anything: for files that are checked when they are read, and not missed.
-    Raises OSError.
+    With `is_durable` the same holds after a power cut. Without it a power cut may leave anything:
+    use it for files that have a checksum and can be missed. Raises OSError.
     """
     fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
     with suppress(FileNotFoundError):
@@ -320,7 +319,7 @@ def write_file(
         file.pwritev(buffers, 0)
         if is_durable:  # before the rename: else a power cut may leave the name without the bytes
             file.fsync()
-    except OSError:  # on a full disk it must not keep the space
+    except OSError:  # on a full disk the unfinished file must not keep the space
         with suppress(OSError):
             disk.remove(fresh)
         raise

@@ -3,12 +3,11 @@
 Read entry.py and segment_format.py first (the bytes), then segment_writer.py (how a group is
 written), batch_lookup.py and bodies.py (how batches are found and read), recovery/opening.py.
 
-Threads: two may append at a time. Groups are written one after the other and synced one after the
-other, in the same order, but one group may be written while that before it is synced. `open`,
-`close` and `ranges` belong to the threads that append. Everything else may run in any number of
-other threads, above all what is in readable_log.py. Rows are added when their group is synced, or
-written if it is not to be synced at once. So a batch is found only once it is about to be
-acknowledged.
+Threads: two may append at a time. Groups are written and synced in the same order, but a group may
+be written while the group before it is synced. `open`, `close` and `ranges` belong to the threads
+that append. All else, above all readable_log.py, may run in any number of other threads. Rows are
+added when their group is synced, or written if it is not to be synced at once. So readers find a
+batch only when it is about to be acknowledged.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from sbp_core.log.entry import APPENDED_KINDS, COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import SegmentIndex, encode_index
 from sbp_core.log.readable_log import LogState, ReadableLog
 from sbp_core.log.recovery.opening import Recovered, RecoveryReport, lock_log, recover
-from sbp_core.log.replica_reading import ReplicaStates, cut_after
+from sbp_core.log.replica_reading import ReplicaStates, truncate_after
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_writer import ActiveSegment, check_group
@@ -43,9 +42,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A group in the log: where each entry is, and the ranges that it changed, as they are now.
+    """An appended group: the locations of its entries, and the ranges that it changed.
 
-    `time_ms` is when it was written, since the epoch, UTC.
+    `time_ms` is the time of the write, since the epoch, UTC.
     """
 
     time_ms: int
@@ -55,7 +54,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A group that was written, and what it makes of ranges."""
+    """A group that was written, and the ranges as it changed them."""
 
     entries: Sequence[Entry]
     is_durable: bool
@@ -66,7 +65,7 @@ class _Group:
 
 
 class Log(ReadableLog):
-    """An open log; see `Log.open`. A context manager that closes it."""
+    """An open log, made by `Log.open`. A context manager that closes the log."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class Log(ReadableLog):
         self._failure = ""
         self._writing = threading.Lock()
         self._syncing = threading.Lock()
-        """A thread that takes both takes `_writing` first."""
+        """A thread that takes both locks takes `_writing` first."""
         self.high_water = HighWaterKeeper(
             disk, directory, recovered.high_water, recovered.next_sequence
         )
@@ -121,12 +120,12 @@ class Log(ReadableLog):
         """Open or create the log in `directory`, exclusively, and recover it.
 
         `now_ms` returns the wall clock, in milliseconds since the epoch, for the times of groups. A
-        segment is closed when the next group would make it longer than `segment_bytes`. A snapshot
-        has an entry for every `ranges_per_entry` ranges. `written_by` is `disk` for what the log
-        cannot go on without, and may wait for space.
+        segment is full when the next group would make it longer than `segment_bytes`. A snapshot
+        has an entry for every `ranges_per_entry` ranges. `written_by` is the disk for writes that
+        the log needs to go on; it may wait for space.
 
         Raises LogError if another process has the log open or it cannot be read,
-        LogCorruptionError if it is damaged, and LogWriteError if a torn tail cannot be cut.
+        LogCorruptionError if it is damaged, and LogWriteError if a torn tail cannot be truncated.
         """
         if segment_bytes <= 0:
             raise ConfigurationError(f"segment_bytes is {segment_bytes}, expected a positive size")
@@ -146,6 +145,7 @@ class Log(ReadableLog):
             last = recovered.last
             if not last.replay.has_snapshot:
                 log._write_snapshot()
+            # A torn tail may come from blocks that fail, so nothing is written behind it there.
             elif last.torn_tail or last.replay.damaged_snapshot:
                 log._roll()
             return log
@@ -171,32 +171,32 @@ class Log(ReadableLog):
     ) -> Appended:
         """Write `entries` as one group commit; return once they are durable.
 
-        Without `is_durable` they are written only: they outlive this process, and a power cut once
-        a later group is durable, or `sync` was called. Only batches and their marks may go without:
-        the cleaner acts on trims and deletions, and a power cut must not undo these after it has
-        removed the records.
+        Without `is_durable` the group is only written. It survives the end of this process, and a
+        power cut once a later group is durable or `sync` was called. Only batches and their marks
+        may be written so: the cleaner acts on trims and deletions, and a power cut must not undo
+        them after the records were removed.
 
-        `on_written` is called once the next group can be written, by another thread. It is not
-        called for a group with decisions, which keeps the next one waiting until this returns.
+        `on_written` is called when another thread can write the next group. It is not called for a
+        group with decisions: the next group waits until this call returns.
 
-        An empty group makes provable that all before it was synced. A group is not atomic: after
-        a crash in here any number of its first entries may be found. Together the entries may have
-        at most `LARGEST.group_commit_bytes`, each at most `LARGEST.frame_bytes` (record_sizes.py),
-        and they must follow from those before them, or LogError is raised and nothing is written.
+        An empty group proves that the groups before it were synced. A group is not atomic: after a
+        crash any number of its first entries may be found. Raises LogError, and writes nothing, if
+        the entries contradict the log, have more than `LARGEST.group_commit_bytes`, or one has more
+        than `LARGEST.frame_bytes` (record_sizes.py).
 
-        After any failure of a write or a sync the log is dead: this call and all later ones raise
+        After a failed write or sync the log is dead: this call and all later ones raise
         LogWriteError. Its outcome is UNKNOWN if the group may have been written.
         """
         has_decisions = any(entry.kind not in APPENDED_KINDS for entry in entries)
         with self._writing:
             group = self._write(entries, is_durable=is_durable)
-            if has_decisions:  # nothing may act on them, nor follow from them, before
+            if has_decisions:  # nothing may act on decisions, or follow from them, before the sync
                 with self._syncing:
                     appended = self._finish(group)
                     self._note(group)
                     return appended
             self._note(group)
-            self._syncing.acquire()  # before the next group can be written: syncs are in order
+            self._syncing.acquire()  # before `_writing` is released: syncs keep the order of writes
         try:
             on_written()
             return self._finish(group)
@@ -204,55 +204,55 @@ class Log(ReadableLog):
             self._syncing.release()
 
     def check(self, entries: Sequence[Entry]) -> None:
-        """Raise LogError if `append` would do so because entries do not follow from the log."""
+        """Raise LogError if entries contradict the log, as `append` would."""
         with self._writing:
             self._states.after(entries)
 
     def sync(self) -> None:
-        """Make everything durable that was appended. Raises LogWriteError: then the log is dead."""
+        """Make all appended groups durable. After LogWriteError the log is dead."""
         with self._syncing:
             self._sync(Outcome.NOT_APPLIED)
 
-    def cut(self, key: RangeKey, end_offset: int, end: Prefix) -> Entry:
-        """Return the entry that settles a replicated range before the last entries that are here.
+    def truncation(self, key: RangeKey, end_offset: int, end: Prefix) -> Entry:
+        """Return the SETTLED entry that truncates a replicated range to `end`.
 
-        Or one that was damaged, all of whose entries can be read again. Nothing may be appended to
-        the range from then on but that. Raises LogError if `end` is not a prefix of what is here,
-        or what was staged there cannot be told.
+        It also settles a range whose damaged entries were mended. Nothing else may be appended to
+        the range afterwards. Raises LogError if `end` is not a prefix of the entries here, or if it
+        is unknown what was staged at `end`.
         """
         logged = self._replica_range(key, end.seq, is_mended=True)
         with self._writing:
             is_last = all(each.key <= key for each in self._states if each.stream_id == key[0])
         now = ReplicaStates(logged, self.staged, self.writers, is_last)
         return self._looked_up(
-            lambda extent: cut_after(self._reader(extent, logged), now, end_offset, end)
+            lambda extent: truncate_after(self._reader(extent, logged), now, end_offset, end)
         )
 
     def unsettled(self) -> frozenset[RangeKey]:
-        """Return the replicated ranges of which other replicas may need any entry."""
+        """Return the replicated ranges that are not settled: other replicas may need entries."""
         with self._writing:
             return frozenset(each.key for each in self._states if each.is_unsettled)
 
     def replace_sealed(self, changes: Mapping[Segment, Segment | None]) -> None:
-        """Remove full segments from what is found, or put others in their places."""
+        """Remove full segments from the extent, or replace them."""
         with self._writing:
             sealed = (changes.get(segment, segment) for segment in self.extent.sealed)
             kept = tuple(segment for segment in sealed if segment is not None)
             self.extent = replace(self.extent, sealed=kept)
 
     def note_streams(self, extent: Extent, stream_ids: Iterable[int]) -> None:
-        """Learn of which streams the full segments of `extent` hold batches.
+        """Note the streams that have batches in the full segments of `extent`.
 
-        The next snapshot leaves out the deleted ones that nothing is held of.
+        The next snapshot leaves out deleted streams without any batch.
         """
         with self._writing:
-            if extent.active is self.extent.active:  # else another segment became full since
+            if extent.active is self.extent.active:  # else a segment became full in between
                 self._streams_held = set(stream_ids)
 
     def end_segment(self) -> None:
-        """Go on in a new segment, so that this one is full and can be cleaned.
+        """Begin a new segment, so that the active one is full and can be cleaned.
 
-        Without room for `snapshot_bytes` on the disk the log is dead: LogWriteError is raised.
+        If the disk has no room for `snapshot_bytes` the log is dead, and LogWriteError is raised.
         """
         with self._writing:
             self._check_open()
@@ -260,13 +260,13 @@ class Log(ReadableLog):
                 self._roll()
 
     def snapshot_bytes(self) -> int:
-        """Return how many bytes a new segment would begin with."""
+        """Return the length in bytes of a new segment with its snapshot."""
         with self._writing:
             entries = self._snapshot()
         return SEGMENT_HEADER_BYTES + COMMIT_BYTES + sum(entry.length for entry in entries)
 
     def active_index(self) -> tuple[Segment, SegmentIndex]:
-        """Return the active segment as if it were full, and its index, as they are now."""
+        """Return the active segment as if it were full, with its index."""
         self._check_readable()
         with self._writing, self._syncing:
             segment = self._active.to_full()
@@ -274,10 +274,11 @@ class Log(ReadableLog):
         return segment, SegmentIndex(b"".join(buffers))
 
     def close(self) -> None:
-        """Close the log and give the directory back. Idempotent.
+        """Close the log and release its directory. Idempotent.
 
-        The last group is made provable, and the end is noted, so that damage to it is not taken
-        for a torn tail; LogWriteError if that fails (nothing that was synced is lost by it).
+        An empty group proves the sync of the last one, and the high-water mark is written, so that
+        later damage is not mistaken for a torn tail. Raises LogWriteError if that fails; synced
+        entries are not lost by it.
         """
         if self.state is LogState.CLOSED:
             return
@@ -291,7 +292,7 @@ class Log(ReadableLog):
             self.state = LogState.CLOSED
             self._active.close()
             self.lookup.clear()
-            del self.extent  # its file is closed when the last reader lets go of it
+            del self.extent  # the file is closed when its last reader is done
             self._lock.release()
 
     def __enter__(self) -> Self:
@@ -301,7 +302,7 @@ class Log(ReadableLog):
         self.close()
 
     def _write(self, entries: Sequence[Entry], *, is_durable: bool) -> _Group:
-        """Write a group at the end, of the next segment if it does not fit into this one."""
+        """Write a group at the end of the log, in a new segment if the active one is full."""
         self._check_open()
         length = check_group(entries)
         if self._active.size + length > self._segment_bytes and not self._is_active_empty:
@@ -312,7 +313,7 @@ class Log(ReadableLog):
         return _Group(entries, is_durable, time_ms, locations, changed, self._active.end)
 
     def _note(self, group: _Group) -> None:
-        """Apply a group, all but its batches, to the states from which the next group follows."""
+        """Apply a group to the states from which the next group follows."""
         self._states.update(group.changed)
         for entry, location in zip(group.entries, group.locations, strict=True):
             if entry.kind is not EntryKind.BATCH:
@@ -320,10 +321,11 @@ class Log(ReadableLog):
                 self.staged.apply(entry, location, group.time_ms)
 
     def _finish(self, group: _Group) -> Appended:
-        """Sync a group if it is to be durable, then let it be found."""
+        """Sync a group if it is to be durable, then make it visible to readers."""
         self.high_water.on_written(group.changed, group.end)
         if group.is_durable:
             self._sync(Outcome.UNKNOWN)
+        # Bodies before rows: a reader that finds a row then finds its body in memory.
         self.recent.keep(group.entries, group.locations)
         for entry, location in zip(group.entries, group.locations, strict=True):
             self.extent.rows.add(entry, location, group.time_ms)
@@ -332,13 +334,13 @@ class Log(ReadableLog):
     def _write_group(
         self, entries: Sequence[Entry], outcome: Outcome
     ) -> tuple[tuple[Location, ...], int]:
-        """Write a group at the end; return where its entries are, and its time."""
+        """Write a group; return the locations of its entries, and its time."""
         time_ms = self._now_ms()
         with self._dies_of_failure(f"writing {self._active.path}", outcome):
             return self._active.write(entries, time_ms), time_ms
 
     def _sync(self, outcome: Outcome) -> None:
-        """Make durable what is written; `outcome` is that of the caller."""
+        """Sync the active segment; `outcome` is the outcome of the caller if that fails."""
         self._check_open(outcome)
         with self._dies_of_failure(f"syncing {self._active.path}", outcome):
             self._active.sync()
@@ -348,15 +350,17 @@ class Log(ReadableLog):
         return encode_snapshot(self._states, ranges_per_entry=self._ranges_per_entry)
 
     def _write_snapshot(self) -> None:
-        """Begin the active segment, which is empty, with the states of all ranges."""
+        """Begin the empty active segment with a snapshot of all states."""
         self._write_group(self._snapshot(), Outcome.NOT_APPLIED)
         self.sync()
         self.high_water.on_segment(self._active.base, self._active.end)
         self._is_active_empty = True
 
     def _roll(self) -> None:
-        """Go on in a new segment; the one before it is synced."""
+        """Sync the active segment, and begin a new one."""
         self.sync()
+        # From here to the end any failure is fatal: the new segment may exist, and a second try at
+        # the same position would find it in the way.
         before, full = self.extent, self._active.to_full()
         path = segment_path(self.directory, full.end)
         with self._syncing, self._dies_of_failure(f"creating {path}", Outcome.NOT_APPLIED):
@@ -364,7 +368,8 @@ class Log(ReadableLog):
             self._active.close()
             self._active = active
             view = active.view(self.disk)
-        # Not before the new segment is durable: an index proves that its segment has a successor.
+        # Only now that the new segment is durable: recovery takes an index as the proof that its
+        # segment has a successor.
         self.lookup.write_index(full, list(self._states), before.rows)
         if self._streams_held is not None:
             self._streams_held |= before.rows.stream_ids
@@ -384,9 +389,9 @@ class Log(ReadableLog):
 
     @contextmanager
     def _dies_of_failure(self, action: str, outcome: Outcome) -> Iterator[None]:
-        """Let the log fail with the body: after a failed write or sync the content is unknown.
+        """Let the log fail if the block fails: the content of the file is unknown then.
 
-        A second fsync may succeed although pages were lost, so nothing is ever retried here.
+        Nothing is retried, because a second fsync may succeed although pages were lost.
         """
         try:
             yield

@@ -1,17 +1,15 @@
-"""One entry of the log: its fields, and the meaning of the kinds that the log itself writes.
+"""One entry of the log: its fields, and the COMMIT entries of the log itself.
 
-Layout of the header, which says what kind an entry is of: see segment_format.py.
-
-A COMMIT entry starts every group commit. Its body:
+segment_format.py has the layout of the header. A COMMIT entry starts every group commit. Its body:
 
     0-15    marker             fixed bytes, to find it behind a damaged entry
     16-23   durable_upto u64   every byte of the log below it was durable before this group
     24-31   time_ms      u64   when the group was written, ms since the epoch, UTC
 
-A WRITER_MARK says which writer numbered the BATCH right behind it, and how (see writer_states.py);
-all fields but kind are that batch's. Without its batch it means nothing.
+A WRITER_MARK has the writer and the sequence of the BATCH right behind it (writer_states.py), and
+the fields of that batch. Without its batch a mark means nothing.
 
-STAGED entries hold batches of transactions, TXN_END says what becomes of these (staged_entries.py).
+STAGED entries hold batches of transactions, TXN_END publishes or drops them (staged_entries.py).
 """
 
 from __future__ import annotations
@@ -43,21 +41,21 @@ COMMIT_MARKER: Final = bytes.fromhex("9d4be1f603c85a17b27ec40f6891d5aa")
 
 
 APPENDED_KINDS: Final = frozenset({EntryKind.BATCH, EntryKind.WRITER_MARK, EntryKind.STAGED})
-"""Written by APPEND. All others are decisions, on which later ones build."""
+"""Kinds that APPEND writes. All other kinds are decisions, on which later entries build."""
 BATCH_KINDS: Final = frozenset({EntryKind.BATCH, EntryKind.STAGED})
-"""Those that hold records."""
+"""Kinds that hold records."""
 SNAPSHOT_KINDS: Final = frozenset(
     {EntryKind.SNAPSHOT, EntryKind.SNAPSHOT_WRITERS, EntryKind.SNAPSHOT_STAGED}
 )
-"""Those at the start of a segment."""
+"""Kinds of the snapshot at the start of a segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry. `base_offset` and `count` are in records, `body` is opaque bytes.
 
-    `prefix` is written in front of the body, as a part of it. The body of an entry that was read
-    begins with it.
+    `prefix` is written in front of the body, so that the batch need not be copied. In an entry that
+    was read the prefix is part of the body.
     """
 
     kind: EntryKind
@@ -68,21 +66,21 @@ class Entry:
     body: Buffer = b""
     prefix: Buffer = b""
     numbering: tuple[Prefix, Prefix] = field(init=False, repr=False, compare=False)
-    """Set once it is computed which entries of a range precede it, and with it (`number_after`)."""
+    """A cache of `number_after`: the prefix of the range before the entry, and with it."""
 
     @property
     def length(self) -> int:
-        """Bytes that the entry takes in the log."""
+        """Length of the entry in the log, in bytes."""
         return ENTRY_HEADER_BYTES + len(self.prefix) + len(self.body)
 
     @property
     def front(self) -> Buffer:
-        """The first bytes of the body in the log: all of the prefix at least, if there is one."""
+        """The first bytes of the body in the log, with the whole prefix if there is one."""
         return self.prefix or self.body
 
 
 class Location(Struct, frozen=True):
-    """Where an entry is: bytes counted from the start of the log, over all segments."""
+    """Position and length of an entry. Positions count bytes over all segments of the log."""
 
     position: int
     length: int
@@ -94,7 +92,7 @@ class Location(Struct, frozen=True):
 
 
 def encode_entry(entry: Entry, position: int) -> list[Buffer]:
-    """Return the buffers of `entry` at `position`; the body is passed on, not copied."""
+    """Return the buffers of `entry` at `position`. The body is not copied."""
     parts = [entry.body] if entry.body else []
     if entry.prefix:
         parts.insert(0, entry.prefix)
@@ -107,15 +105,15 @@ def encode_entry(entry: Entry, position: int) -> list[Buffer]:
 
 
 def entry_of(header: EntryHeader, body: Buffer = b"") -> Entry:
-    """Return the entry with this header, and the body that was checked against it."""
+    """Return the entry of a header and its verified body."""
     return Entry(*header[3:], body)
 
 
 def decode_entry(data: memoryview, position: int) -> Entry:
     """Return the entry at the start of `data`, which was read at `position`.
 
-    The body is a view into `data`. Raises LogCorruptionError for damaged bytes, and LogError for
-    an intact header of a kind that this version does not know.
+    The body is a view into `data`. Raises LogCorruptionError for damaged bytes, LogError for a kind
+    that this version does not know.
     """
     header = decode_entry_header(data, position)
     if header.length > len(data):
@@ -126,7 +124,7 @@ def decode_entry(data: memoryview, position: int) -> Entry:
 
 
 def unpack_at(form: struct.Struct, body: Buffer, position: int) -> tuple[Any, ...]:
-    """Return the fields at `position` of a body. Raises LogCorruptionError if it is cut off."""
+    """Unpack the fields at `position` of a body. Raises LogCorruptionError if it is too short."""
     if position + form.size > len(body):
         raise LogCorruptionError(
             f"a body of {len(body)} bytes is cut off: {form.size} are expected from {position} on"
@@ -136,19 +134,19 @@ def unpack_at(form: struct.Struct, body: Buffer, position: int) -> tuple[Any, ..
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The content of a COMMIT entry: how far the log was durable before its group, and when."""
+    """The content of a COMMIT entry: how far the log was synced before, and the group's time."""
 
     durable_upto: int
     time_ms: int
 
     def to_entry(self) -> Entry:
-        """Return the entry."""
+        """Return the COMMIT entry."""
         body = _COMMIT_BODY.pack(COMMIT_MARKER, self.durable_upto, self.time_ms)
         return Entry(EntryKind.COMMIT, 0, 0, 0, 0, body)
 
 
 def decode_commit(entry: Entry, position: int) -> Commit:
-    """Return what the COMMIT `entry` at `position` says. Raises LogCorruptionError."""
+    """Return the content of a COMMIT entry at `position`. Raises LogCorruptionError."""
     if len(entry.body) != _COMMIT_BODY.size:
         raise LogCorruptionError(
             f"a COMMIT entry has a body of {len(entry.body)} bytes, expected {_COMMIT_BODY.size}"

@@ -1,9 +1,8 @@
-"""A disk that waits while it is full.
+"""A disk whose writes wait while it is full, and the space reserve of the cleaner.
 
-The log cannot go on without its next write, and a server that ends for a full disk is no better off
-when it is started again. So the writes of the log wait until there is space. Each may be repeated:
-it is at a position, and what was written of it in part is written again. Syncs are not: after one
-that failed nothing is known about the bytes.
+The log cannot go on without its next write, and to restart a server does not help against a full
+disk. So the writes of the log wait for space. A write may be repeated, because it is at a fixed
+position. A sync is never repeated: after a failed sync nothing is known about the bytes.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Repeats what fails for lack of space, on the thread of the caller, until `end`.
+    """Repeats actions that fail for lack of space, on the thread of the caller, until `end`.
 
-    The reserve in `directory` is given up first: it is for what has to be written.
+    The reserve in `directory` is given up first.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -39,11 +38,11 @@ class Patience:
         self._is_over = threading.Event()
 
     def end(self) -> None:
-        """Let what waits fail, and what comes after it."""
+        """Let waiting actions fail, and all later ones."""
         self._is_over.set()
 
     def wait_out(self, action: Callable[[], T]) -> T:
-        """Return what the action returns once there is space. Raises its other errors."""
+        """Run `action` again until there is space; return its result. Raises its other errors."""
         is_waiting = False
         while True:
             try:
@@ -54,7 +53,7 @@ class Patience:
                 if not is_waiting:
                     is_waiting = True
                     self._report()
-                    continue
+                    continue  # at once: the reserve has made room
                 self._is_over.wait(_PAUSE_SECONDS)
             else:
                 if is_waiting:
@@ -77,11 +76,11 @@ class PatientDisk(OsDisk):
         self._patience = patience
 
     def create(self, path: Path) -> OsFile:
-        """Create a file."""
+        """Create a file, when there is space."""
         return self._patience.wait_out(partial(super().create, path))
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give a file another name."""
+        """Rename a file, when there is space."""
         self._patience.wait_out(partial(super().replace, source, target))
 
     def _file(self, path: Path, descriptor: int) -> OsFile:
@@ -101,17 +100,17 @@ class _PatientFile(OsFile):
 
 
 class SpaceReserve:
-    """The reserve in `directory`. It belongs to one thread at a time."""
+    """A file in `directory` that keeps space for the cleaner. One thread may use it at a time."""
 
     def __init__(self, disk: Disk, directory: Path, size_bytes: int) -> None:
         self._disk = disk
         self._path = directory / _RESERVE_NAME
         self._size_bytes = size_bytes
         self.is_whole = False
-        """Whether the space is known to be kept."""
+        """Whether the reserve was allocated."""
 
     def keep(self) -> None:
-        """Allocate the space. A failure is logged: its owner goes on without the reserve then."""
+        """Allocate the space. A failure is logged, and there is no reserve then."""
         if self.is_whole and self._is_there():
             return
         try:
@@ -126,13 +125,13 @@ class SpaceReserve:
             self.is_whole = True
 
     def _is_there(self) -> bool:
-        """Whether nobody else gave the reserve up, as a log does that waits for space."""
+        """Whether the file exists. `Patience` removes it when the log waits for space."""
         with suppress(OSError):
             return _RESERVE_NAME in self._disk.list_names(self._path.parent)
         return False
 
     def release(self) -> None:
-        """Give the space back. Idempotent."""
+        """Free the space. Idempotent."""
         self.is_whole = False
         with suppress(OSError):
             self._disk.remove(self._path)

@@ -16,13 +16,13 @@ Header (big-endian):
     72-75   body_crc       u32   CRC-32C of all behind the header
     76-79   crc            u32   CRC-32C of the 76 bytes before
 
-Body: columns, little-endian, one after the other. The ranges are all those known at the end of the
-segment, by stream and index, as they were there; `row_end` is where the rows of each end. The rows
-are the batches that the segment lists in the order of the ranges and, within one, of the
-offsets. `prefix_bytes` is 0 for those that are in the segment itself. The others were staged, in
-this segment or one before it: `position` is where they were written first, `prefix_bytes` what is
-in front of them in their entries. `moved` are the batches that were staged in the segment, if it
-was rewritten: where they were written first, and where they are now, by the first.
+Body: columns, little-endian, one after the other. `ranges` are all ranges at the end of the
+segment, by stream and index; `row_end` is the end of the rows of each. `rows` are the batches that
+the segment lists, by range and offset. `prefix_bytes` is 0 for a batch that was appended with its
+offsets, which is in the segment itself. Other batches were staged, in this segment or an earlier
+one: `position` is the position of their first write, `prefix_bytes` the bytes in front of the batch
+in its entry. `moved` are batches that were staged in this segment, if it was rewritten: position of
+their first write, and present position, by the first.
 
     ranges  stream_id i64, start_offset i64, next_offset i64, row_end i64
     rows    base_offset i64, position i64, time_ms u64
@@ -30,14 +30,14 @@ was rewritten: where they were written first, and where they are now, by the fir
     rows    count u32, length u32
     ranges  range_index i32, state_code u8
     rows    prefix_bytes u8
-    ranges  seq i64, highest_seq i64, 16 bytes of digest: in version 4 only, see range_columns.py
+    ranges  seq i64, highest_seq i64, 16 bytes of digest: in version 4 only, see state_snapshot.py
 
-The file can be made again from its segment, so it is written without a sync and checked when it is
-read. That of a rewritten segment is synced, and before that segment: to make it again also takes
-the snapshot behind. It is read whole and never mapped: a mapped file that is cut short kills the
-process that reads it (SIGBUS), and the checksum would say nothing about bytes that change after the
-check. It is written when the segment behind its own is durable, never before: an index that fits
-its segment says that there is one behind it.
+The file can be rebuilt from its segment, so it is written without a sync and verified when it is
+read. The index of a rewritten segment is synced before the segment, because a rebuild needs the
+snapshot of the next segment as well. The file is read whole and never mapped: a mapped file that is
+truncated kills its reader (SIGBUS), and bytes could change after the check. It is written only
+after the next segment is durable: recovery takes an index as the proof that its segment has a
+successor.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from sbp_core.errors import LogCorruptionError
 from sbp_core.log.disk import Disk, DiskFile
 from sbp_core.log.segment import Segment
 from sbp_core.log.segment_rows import BatchRows, RangeRows, SegmentRows
-from sbp_core.log.states.range_columns import REPLICA_COLUMNS, STATE_COLUMNS, ranges_of
 from sbp_core.log.states.range_states import STATE_CODES, LoggedRange, RangeKey, RangeState
 from sbp_core.log.states.staged_entries import STAGED_BATCH_BYTES, StagedRows
+from sbp_core.log.states.state_snapshot import REPLICA_COLUMNS, STATE_COLUMNS, ranges_of
 from sbp_core.segment_format import CHECKSUM_BYTES, is_intact, with_checksum
 from sbp_core.wire.checksum import Buffer, crc32c
 
@@ -91,7 +91,7 @@ _COLUMNS: Final[tuple[tuple[str, np.dtype[Any], str], ...]] = (
     *((name, dtype, "replicas") for name, dtype in REPLICA_COLUMNS),
 )
 _IDENTITY_FIELDS: Final = 5
-"""Fields of the header that say which segment, and state of it, the index belongs to."""
+"""Fields of the header that identify the segment, and its state."""
 _FENCED_CODE: Final = STATE_CODES.index(RangeState.FENCED)
 
 INDEX_HEADER_BYTES: Final = _FIELDS.size + CHECKSUM_BYTES
@@ -105,7 +105,7 @@ def index_path(directory: Path, base: int) -> Path:
 def encode_index(
     segment: Segment, ranges: Sequence[LoggedRange], rows: SegmentRows
 ) -> list[Buffer]:
-    """Return the bytes of a segment's index; `ranges` are in order, as they are at its end."""
+    """Return the bytes of an index; `ranges` are the sorted ranges at the end of the segment."""
     empty = RangeRows()
     found = [rows.maybe_rows(logged.key) or empty for logged in ranges]
     row_ends = np.cumsum([len(each.base_offset) for each in found], dtype=_I8)
@@ -143,7 +143,7 @@ def encode_index(
 
 
 def _joined(columns: Sequence[Any], dtype: np.dtype[Any]) -> bytes:
-    """Return arrays of machine integers, one after the other, in the file's order of bytes."""
+    """Join arrays of machine integers, in the byte order of the file."""
     joined = b"".join(columns)
     return np.frombuffer(joined, dtype.newbyteorder("=")).astype(dtype, copy=False).tobytes()
 
@@ -156,7 +156,7 @@ def open_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """The header of an index; `latest_ms` is the latest time of a batch."""
+    """The header of an index. `latest_ms` is the latest time of a batch."""
 
     version: int
     range_count: int
@@ -168,7 +168,7 @@ class IndexHeader:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many values a column has, by whom it is about."""
+        """The length of a column, by its owner."""
         return {
             "ranges": self.range_count,
             "rows": self.row_count,
@@ -212,10 +212,10 @@ def read_index(file: DiskFile, segment: Segment) -> SegmentIndex:
 
 @dataclass(frozen=True, slots=True)
 class SegmentUse:
-    """Bytes and streams of all batches of a segment, and of those that are live.
+    """Bytes and streams of all batches of a segment, and of its live batches.
 
-    The bytes of staged batches count in the segment that holds them, the streams where published.
-    With `has_unsettled` it has entries that other replicas may need.
+    The bytes of a staged batch count in the segment that staged it, its stream in the segment that
+    published it. `has_unsettled`: the segment has entries that other replicas may need.
     """
 
     held_bytes: int
@@ -227,10 +227,10 @@ class SegmentUse:
 
 @dataclass(frozen=True, slots=True)
 class ListedBatches:
-    """The batches that a segment lists, by stream, range and offset, a column of each field.
+    """The batches that a segment lists, as columns, by stream, range and offset.
 
-    `is_own` says which are plain batches in the segment itself, of a range that has one replica;
-    `is_live` which reach beyond the start of their range.
+    `is_own`: the batch was not staged, and its range has a single replica. `is_live`: the batch
+    reaches beyond the start of its range.
     """
 
     stream_id: npt.NDArray[np.int64]
@@ -244,9 +244,9 @@ class ListedBatches:
 
 
 class SegmentIndex:
-    """The index of one segment, over bytes that were checked.
+    """The index of one segment, over verified bytes.
 
-    Unless it `is_whole`, damage to the segment hides what else should be in it.
+    Without `is_whole`, damage to the segment may hide rows.
     """
 
     def __init__(self, data: Buffer, *, is_whole: bool = True) -> None:
@@ -264,11 +264,11 @@ class SegmentIndex:
             start += counts[owner] * dtype.itemsize
 
     def ranges(self) -> list[LoggedRange]:
-        """Return all ranges as they were at the end of the segment."""
+        """Return all ranges at the end of the segment."""
         return self._ranges(slice(None))
 
     def maybe_range(self, key: RangeKey) -> LoggedRange | None:
-        """Return a range as it was at the end of the segment, None if it did not exist then."""
+        """Return a range at the end of the segment, None if it did not exist then."""
         at = self._maybe_range(key)
         return None if at is None else self._ranges(slice(at, at + 1))[0]
 
@@ -279,12 +279,12 @@ class SegmentIndex:
         return ranges_of(*columns, times, *(numbers if numbers[0] else ()))
 
     def seq(self, key: RangeKey) -> int:
-        """Return how many entries a replicated range had at the end of the segment, 0 if none."""
+        """Return the number of entries of a replicated range at the end of the segment, or 0."""
         at, seqs = self._maybe_range(key), self._columns["seq"]
         return 0 if at is None or not len(seqs) else int(seqs[at])
 
     def next_offset(self, key: RangeKey) -> int:
-        """Return where a range went on at the end of the segment, -1 if it did not exist then."""
+        """Return the next offset of a range at the end of the segment, -1 if it did not exist."""
         at = self._maybe_range(key)
         return -1 if at is None else int(self._columns["next_offset"][at])
 
@@ -299,7 +299,7 @@ class SegmentIndex:
         return BatchRows(columns, is_time_ordered=self._is_time_ordered)
 
     def maybe_moved(self, birth_position: int) -> int | None:
-        """Return where the batch is now that was staged at a position of the segment, rewritten."""
+        """Return the present position of a batch that was staged at `birth_position`."""
         births = self._columns["birth_position"]
         at = int(births.searchsorted(birth_position))
         if at == len(births) or births[at] != birth_position:
@@ -312,11 +312,11 @@ class SegmentIndex:
         times = self._columns["time_ms"]
         goes_back = times[1:] < times[:-1]
         ends = self._columns["row_end"]
-        goes_back[ends[(ends > 0) & (ends < len(times))] - 1] = False  # on to the next range
+        goes_back[ends[(ends > 0) & (ends < len(times))] - 1] = False  # between two ranges
         return not bool(goes_back.any())
 
     def may_hide(self, live_from: Callable[[RangeKey], int]) -> bool:
-        """Whether damage may hide that the segment published what is live."""
+        """Whether damage may hide that the segment published live batches."""
         return not self.is_whole and any(
             logged.next_offset > live_from(logged.key) for logged in self.ranges()
         )
@@ -327,17 +327,18 @@ class SegmentIndex:
         return bool(self._columns["prefix_bytes"].any())
 
     def published_rows(self, live_from: Callable[[RangeKey], int]) -> StagedRows:
-        """Return which batches that were staged are live, by what `live_from` says of a range."""
+        """Return the live batches that were staged; `live_from` returns where a range begins."""
         wanted = (self._columns["prefix_bytes"] > 0) & self._is_live(live_from)
         return StagedRows(self._columns["position"][wanted], self._columns["length"][wanted])
 
     def listed(self, live_from: Callable[[RangeKey], int]) -> ListedBatches:
-        """Return all batches; those are live that reach beyond what `live_from` says of a range."""
+        """Return all batches; `live_from` returns the offset where a range begins."""
         columns = self._columns
         row_counts = np.diff(columns["row_end"], prepend=0)
         is_own = columns["prefix_bytes"] == 0
-        is_fenced = columns["state_code"] == _FENCED_CODE  # so it is replicated, though without
-        is_own &= ~is_fenced.repeat(row_counts)  # numbers while its records are copied
+        # A fenced range is replicated, also while its records are copied and it has no numbers.
+        is_fenced = columns["state_code"] == _FENCED_CODE
+        is_own &= ~is_fenced.repeat(row_counts)
         if len(columns["seq"]):
             is_own &= (columns["seq"] < 0).repeat(row_counts)
         return ListedBatches(
@@ -352,16 +353,16 @@ class SegmentIndex:
         )
 
     def replicated_ranges(self) -> list[RangeKey]:
-        """Return the ranges with several replicas that have numbered entries: none is copied."""
+        """Return the replicated ranges that have numbered entries."""
         if not len(self._columns["seq"]):
             return []
         return [logged.key for logged in self.ranges() if logged.prefix is not None]
 
     def held(self, live_from: Callable[[RangeKey], int], staged_live_bytes: int) -> SegmentUse:
-        """Weigh the batches; those are live that reach beyond what `live_from` says of a range.
+        """Return the use of the segment; `live_from` returns the offset where a range begins.
 
-        `staged_live_bytes` are live of those that were staged in the segment. Those that it
-        published count with the bytes that name them, which stay while one of them is live.
+        `staged_live_bytes` is the live part of the batches staged in the segment. A batch that the
+        segment published counts with the bytes that name it in the end of its transaction.
         """
         is_live = self._is_live(live_from)
         is_published = self._columns["prefix_bytes"] > 0
@@ -377,9 +378,9 @@ class SegmentIndex:
         )
 
     def _is_named_with_live(self, is_live: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return which batches were published together with one that is live: in a range at a time.
+        """Return the batches that were published together with a live batch.
 
-        One entry names them, which stays as it is when the segment is rewritten.
+        One entry names all of them, and a rewrite keeps this entry whole.
         """
         times, is_published = self._columns["time_ms"], self._columns["prefix_bytes"] > 0
         is_first = np.ones(len(times), np.bool_)
@@ -403,7 +404,7 @@ class SegmentIndex:
         return is_live
 
     def _rows(self, key: RangeKey) -> slice:
-        """Return where the batches of a range are; an empty slice if it has none."""
+        """Return the rows of a range; an empty slice if it has none."""
         at = self._maybe_range(key)
         if at is None:
             return slice(0, 0)

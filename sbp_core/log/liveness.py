@@ -1,13 +1,13 @@
-"""Liveness: which entries of the full segments of a log have to stay when these are cleaned.
+"""Liveness: which entries must stay when the full segments of a log are cleaned.
 
 A batch is live if its stream was not deleted and it reaches beyond the start of its range. A staged
-batch is live until its transaction ends; once published, it is live as its offsets are; a dropped
-one is dead. Only the segments that published batches know that. So all of those
-are read before any segment is removed.
+batch is live until its transaction ends. A published one is then live as its offsets are, a dropped
+one is dead. Only the segment that published a batch knows its offsets, so the indexes of all such
+segments are read before any segment is removed.
 
-All entries of a replicated range are live until it is settled, dropped and trimmed batches too:
-another replica may need them. Snapshots say how many entries each range has, so it is known which
-segments have any.
+All entries of a replicated range are live until it is settled, including dropped and trimmed
+batches, because another replica may need them. Indexes have the number of entries of each range, so
+it is known which segments have any.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ def live_from(log: Log, unsettled: Container[RangeKey], key: RangeKey) -> int:
     if logged is None or logged.state is RangeState.DELETED:
         return OFFSET_MAX
     is_all_trimmed = logged.state is RangeState.SEALED and logged.start_offset == logged.next_offset
-    return OFFSET_MAX if is_all_trimmed else logged.start_offset  # batches behind it were cut
+    # A settled range may have batches behind its end that do not count. They die with the rest.
+    return OFFSET_MAX if is_all_trimmed else logged.start_offset
 
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """The live batches of a log's full segments at `extent`; some may have died since.
+    """The live batches of the full segments at `extent`; some may have died since.
 
-    Never the other way round, though more may be published since. `staged` are the batches that
-    were staged and are live, by where they were written first. Where that is not known because of
-    damage, all of them count as live; and where a segment has entries of an `unsettled` range.
+    A dead batch never becomes live. `staged` are the live batches that were staged, by the position
+    of their first write. All staged batches count as live if damage hides that (`is_known` is
+    False), and in a segment with entries of an `unsettled` range.
     """
 
     log: Log
@@ -66,7 +67,7 @@ class Liveness:
         return is_numbered_in(entry, self.unsettled)
 
     def is_live(self, entry: Entry, location: Location) -> bool:
-        """Whether an entry of a full segment has to stay: a batch, or the end of transactions."""
+        """Whether an entry of a full segment must stay: a batch, or the end of transactions."""
         if self.is_unsettled(entry):
             return True
         if entry.kind is not EntryKind.STAGED:
@@ -76,15 +77,15 @@ class Liveness:
         return not self.is_known or self.staged.holds(birth_position)
 
     def weigh(self, extent: Extent, at: int) -> SegmentUse:
-        """Return what a full segment holds. Raises LogCorruptionError if damage hides it."""
+        """Return the use of a full segment. Raises LogCorruptionError if damage hides it."""
         segment, index = extent.sealed[at], self.log.lookup.index(extent, at)
         if index.may_hide(self.live_from):
             path = segment_path(self.log.directory, segment.base)
-            raise corruption(path, segment.base, "it is not known which batches it published")
+            raise corruption(path, segment.base, "it may have published batches that are unknown")
         return self._weigh(segment, index, extent, at)
 
     def weigh_active(self) -> SegmentUse:
-        """Return what the segment holds that groups are appended to."""
+        """Return the use of the active segment."""
         segment, index = self.log.active_index()
         extent = self.log.extent
         return self._weigh(segment, index, extent, len(extent.sealed))
@@ -108,7 +109,7 @@ class Liveness:
     def runs(self, extent: Extent, at: int) -> Runs:
         """Return the small batches of a full segment that may be merged. Raises LogError.
 
-        It is not worth a rewrite a second time: what could be merged was.
+        A segment is worth only one rewrite for merging.
         """
         index = self.log.lookup.index(extent, at)
         found = find_runs(index.listed(self.live_from))
@@ -119,9 +120,9 @@ class Liveness:
         return replace(found, is_worth_it=not extent.sealed[at].generation and not has_history)
 
     def kept(self, view: SegmentView, *, has_unsettled: bool) -> Iterator[TimedEntry]:
-        """Yield the snapshot of a segment and what is live in it, each with its time.
+        """Yield the snapshot and the live entries of a segment, each with its time.
 
-        Raises LogCorruptionError if a live batch, or how many there are, is lost.
+        Raises LogCorruptionError if damage hides a live batch, or may hide one.
         """
         own = replace(self, is_known=False) if has_unsettled else self
         scanner = SegmentScanner(view.file, view.segment.base, view.segment.size)
@@ -135,7 +136,7 @@ class Liveness:
                 yield kept, scanner.time_ms
 
     def maybe_live(self, entry: Entry, location: Location) -> Entry | None:
-        """Return what is written of an entry when its segment is rewritten, None for nothing."""
+        """Return an entry as a rewrite of its segment writes it, None if it is dropped."""
         if entry.kind in SNAPSHOT_KINDS:
             return entry
         kept = maybe_kept(entry, location, is_unsettled=self.is_unsettled(entry))
@@ -143,7 +144,7 @@ class Liveness:
 
 
 class LivenessSeeker:
-    """Finds out what is live in one log, again and again. It belongs to one thread."""
+    """Finds the live entries of one log, in round after round. It belongs to one thread."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -151,11 +152,11 @@ class LivenessSeeker:
         """Whether a full segment published staged batches."""
 
     def find(self) -> Liveness:
-        """Look at the whole log. Raises LogError when the disk fails.
+        """Return the liveness of the whole log. Raises LogError when the disk fails.
 
-        Undecided batches are read before published ones: rows are added before a batch
-        stops being staged, so it is found in one place or the other. Batches that are staged from
-        now on are not in the full segments of the extent that was read before.
+        Undecided batches are read before published ones: the log adds rows before a batch stops
+        being staged, so each batch is found in one of both. Batches that are staged from now on are
+        not in the full segments of `extent`, which is read first.
         """
         log, extent = self._log, self._log.extent
         unsettled = log.unsettled()

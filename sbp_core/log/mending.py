@@ -1,34 +1,34 @@
-"""Damage in the segments of a log: found by reading them, and mended in place.
+"""Find damaged entries in segments, and mend them in place.
 
-The header of an entry has the checksum of its body, and a checksum of its own. So if only the body
-is damaged, it can be proven that another body is the one that was there: by checksum and length. It
+The header of an entry has a checksum of its own, and the checksum of the body. If only the body is
+damaged, its checksum and length prove that the body from another replica is the right one. The body
 is written in the same place. The source needs no trust, and no other byte of the log changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.disk import Disk, translate_os_error
-from sbp_core.log.entry import Entry, encode_entry, entry_of
+from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, encode_entry, entry_of
 from sbp_core.log.segment import SegmentView, file_size, open_segment
-from sbp_core.log.segment_scan import Damage, SegmentScanner, read_snapshot
+from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
+from sbp_core.log.states.state_snapshot import SnapshotReader
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, decode_entry_header
 from sbp_core.wire.checksum import Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedEntry:
-    """An entry of the segment at `base` that is not as it was written.
+    """A damaged entry of the segment at `base`.
 
-    Without `header` nothing is known of it. `seq` is its number in a replicated range, 0 if that is
-    not known.
+    Without `header` nothing is known about the entry. `seq` is its number in a replicated range, 0
+    if unknown.
     """
 
     path: Path
@@ -40,14 +40,14 @@ class DamagedEntry:
 
     @property
     def key(self) -> RangeKey | None:
-        """Its range."""
+        """Key of the entry's range, None if unknown."""
         return None if self.header is None else (self.header.stream_id, self.header.range_index)
 
 
 class SegmentCheck:
-    """Reads a segment piece by piece, and verifies the checksums. It belongs to one thread.
+    """Reads a segment piece by piece, and verifies all checksums. It belongs to one thread.
 
-    It stops at the position `end`: behind that may be a group that is being written.
+    It stops at position `end`, because a group may be written behind it at this moment.
     """
 
     def __init__(self, view: SegmentView, end: int) -> None:
@@ -56,34 +56,47 @@ class SegmentCheck:
         self._scanner = SegmentScanner(view.file, view.segment.base, size)
         self._items = self._scanner.entries()
         self.is_done = False
-        """Whether all of it was read."""
+        """Whether the whole segment was read."""
         self._seqs: dict[RangeKey, int] = {}
-        """The number of the last entry of each replicated range, as far as it is known."""
-        if not view.segment.generation:
-            with suppress(LogError):
-                self._seqs = {
-                    each.key: each.seq
-                    for each in read_snapshot(view).ranges
-                    if each.prefix is not None and each.is_whole
-                }
+        """The number of the last entry of each replicated range, if known."""
+        # A rewritten segment lacks entries of settled ranges, so they cannot be counted in it.
+        self._snapshot = None if view.segment.generation else SnapshotReader()
 
     def read(self, bytes_max: int) -> Iterator[DamagedEntry]:
-        """Yield what is damaged in the next bytes. Raises LogError when the disk fails."""
+        """Yield the damaged entries of the next bytes. Raises LogError when the disk fails."""
         end = self._scanner.position + bytes_max
         while self._scanner.position < end:
             item = next(self._items, None)
             if item is None:
                 self.is_done = True
                 return
-            header = item.header if isinstance(item, Damage) else item[0]
-            seq = self._number(header)
             if isinstance(item, Damage):
+                self._snapshot = None
                 place = (self._view.file.path, self._view.segment.base, item.position)
-                yield DamagedEntry(*place, item.reason, item.header, seq)
+                yield DamagedEntry(*place, item.reason, item.header, self._number(item.header))
+            elif item[0].kind in SNAPSHOT_KINDS:
+                self._add_snapshot(item[0])
+            else:
+                self._number(item[0])
+
+    def _add_snapshot(self, entry: Entry) -> None:
+        """Take the numbers with which ranges begin in the segment from its snapshot."""
+        if self._snapshot is None:
+            return
+        try:
+            is_complete = self._snapshot.add(entry)
+        except LogCorruptionError:  # without numbers, batches can still be mended by their offsets
+            self._snapshot = None
+            return
+        if is_complete:
+            ranges = self._snapshot.ranges
+            self._seqs = {
+                each.key: each.seq for each in ranges if each.prefix is not None and each.is_whole
+            }
 
     def _number(self, entry: Entry | EntryHeader | None) -> int:
-        """Return the number of the next entry, 0 if it is not known."""
-        if entry is None:  # it may have been of any range
+        """Count the next entry in its range; return its number, 0 if unknown."""
+        if entry is None:  # the lost entry may belong to any range
             self._seqs.clear()
             return 0
         key = (entry.stream_id, entry.range_index)
@@ -98,10 +111,10 @@ class SegmentCheck:
 
 
 def mend(disk: Disk, directory: Path, damaged: DamagedEntry, *body: Buffer) -> None:
-    """Write a body in its place, durably, if it is the one that was there.
+    """Write `body` in place of a damaged one, durably.
 
-    Raises LogCorruptionError if it is not, LogWriteError if the disk fails. Nothing is done if the
-    segment was removed or rewritten in between.
+    Raises LogCorruptionError if length or checksum differ from the header, LogWriteError if the
+    disk fails. Does nothing if the segment was removed or rewritten in between.
     """
     header = damaged.header
     assert header is not None
@@ -114,6 +127,7 @@ def mend(disk: Disk, directory: Path, damaged: DamagedEntry, *body: Buffer) -> N
         with translate_os_error(LogError, "reading", file.path):
             present = file.pread(ENTRY_HEADER_BYTES, offset)
         try:
+            # A rewrite moves entries: other bytes here belong to another entry.
             if decode_entry_header(present, damaged.position) != header:
                 return
         except LogError:

@@ -1,19 +1,19 @@
-"""Merging small batches while their segment is rewritten, so that readers find large ones.
+"""Merge small batches while their segment is rewritten, so that readers find large ones.
 
-A run are adjacent small batches of one range, written within MERGE_SPAN_MS. Batches of other ranges
-may lie between them. The index says which runs there are, without a look at the segment. A merged
-batch is where the first of its batches was. The others are read ahead from the old file, and left
-out when it is their turn. So the batches of one are in memory at a time, and the order within a
-range stays as it was.
+A run is a sequence of adjacent small batches of one range, written within MERGE_SPAN_MS. Batches of
+other ranges may lie between them. The index tells the runs without a look at the segment. A merged
+batch is written at the place of its first batch. The others are read ahead from the old file, and
+left out when the copy comes to them. So only the batches of one merge are in memory, and the order
+within a range stays.
 
-The content of batches is opaque to the log. It is given a `Merge`, which decides which of them
-belong together. The others stay as they are. So do those at which it fails: the log outlives that.
+The content of batches is opaque to the log. The `Merge` that it is given decides which batches
+belong together. The others stay as they are, also if the merge fails.
 
-A merged batch has the latest time of those in it. So a look-up by time never misses a record that
-is as new, and retention removes none too early.
+A merged batch has the latest time of its parts. So a look-up by time never misses a record, and
+retention removes none too early.
 
-Batches that were staged are named by the entry that published them, and stay as they are. So do
-those of ranges with several replicas, which mend each other with equal bytes.
+Staged batches stay, because the entry that published them names them. So do batches of replicated
+ranges, because replicas mend each other with equal bytes.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from sbp_core.wire.checksum import Buffer
 _LOG: Final = logging.getLogger(__name__)
 
 Merge = Callable[[Iterable[memoryview]], tuple[int, Buffer | None]]
-"""Returns how many of the first batches belong together, and these as one; None: they stay."""
+"""Returns how many of the first batches belong together, and the merged batch; None: they stay."""
 
 _Start = tuple[int, int, int]
 """Stream, range, and offset of the first record."""
 
 MERGE_BYTES_MAX: Final = 32 * limits.KIB
-"""Batches below that, headers included, are small."""
+"""Batches below this length, header included, are small."""
 MERGE_SPAN_MS: Final = 1_000
-"""Batches that are merged were written within that: so much earlier a look-up by time may begin."""
+"""Time within which merged batches were written. A look-up by time may begin that much earlier."""
 _BATCHES_PER_PAUSE: Final = 8
 _RUNS_TRIED_MAX: Final = 16
 _TRIES_PER_RUN: Final = 3
-"""Runs of a segment that are tried to see whether to rewrite it, and from how many batches on."""
+"""How many runs of a segment are tried before a rewrite, and how many batches of each run."""
 _WORTH_IT: Final = 2
-"""A segment is rewritten to merge its batches if that leaves at most every second one."""
+"""A segment is rewritten to merge its batches if at most every second batch is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The runs of a segment: by where they start, the offset after their last record.
+    """The runs of a segment: the offset after the last record, by the start of the run.
 
-    `is_worth_it` says whether to rewrite the segment if nothing of it is dead.
+    `is_worth_it`: the segment should be rewritten even if nothing in it is dead.
     """
 
     ends: Mapping[_Start, int]
@@ -91,20 +91,21 @@ def find_runs(listed: ListedBatches) -> Runs:
             stream_id, range_index, base_offset = (int(each[run[0]]) for each in columns)
             end_offset = int(listed.base_offset[run[-1]]) + int(listed.count[run[-1]])
             ends[stream_id, range_index, base_offset] = end_offset
+    # A segment of mostly large batches would be copied for a few small ones.
     mean_bytes = int(listed.length.mean())
     is_chatty = mean_bytes < MERGE_BYTES_MAX
     return Runs(ends, is_chatty and left_count * _WORTH_IT <= len(is_small))
 
 
 def _stretches(follows: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield the first row, and the one after the last, wherever rows follow each other."""
+    """Yield [first, end) of each stretch of rows that follow each other."""
     starts = np.append(np.flatnonzero(~follows), len(follows))
     for at in np.flatnonzero(np.diff(starts) > 1).tolist():
         yield int(starts[at]), int(starts[at + 1])
 
 
 def _within_span(times_ms: Sequence[int], first: int) -> Iterator[range]:
-    """Yield the rows of each run in a stretch, at least two, by their times; it starts at a row."""
+    """Split a stretch that starts at row `first` by time; yield runs of at least two rows."""
     start, earliest, latest = 0, times_ms[0], times_ms[0]
     for at, time_ms in enumerate(times_ms):
         earliest, latest = min(earliest, time_ms), max(latest, time_ms)
@@ -117,10 +118,10 @@ def _within_span(times_ms: Sequence[int], first: int) -> Iterator[range]:
 
 
 class Merger:
-    """Merges the batches of one segment, which has this index. It belongs to one thread.
+    """Merges the batches of one segment. It belongs to one thread.
 
     It calls `pause` after every few batches: Python runs one thread at a time, and without pauses
-    appends would wait for some ms again and again. An error that `pause` raises ends the merge.
+    appends would often wait for some ms. An error of `pause` ends the merge.
     """
 
     def __init__(
@@ -138,12 +139,12 @@ class Merger:
         self._pause = pause
         self._has_failed = False
         self.merged_count = 0
-        """Batches that are part of others now."""
+        """Batches that became parts of larger ones."""
 
     def joins_any(self) -> bool:
-        """Whether there are batches to merge in any of a few runs, from all parts of the segment.
+        """Whether a sample of runs from all parts of the segment has batches to merge.
 
-        Only the start of each is tried, past a batch or two that stay alone.
+        Only the start of each run is tried, past a batch or two that stay alone.
         """
         step = -(-len(self._ends) // _RUNS_TRIED_MAX) or 1
         return any(self._joins(*run) for run in list(self._ends.items())[::step])
@@ -160,7 +161,7 @@ class Merger:
         return False
 
     def merged(self, kept: Iterable[TimedEntry]) -> Iterator[TimedEntry]:
-        """Yield what is kept of the segment, runs merged. Raises what `kept` and `pause` do."""
+        """Yield the kept entries with runs merged. Raises errors of `kept` and `pause`."""
         done: dict[RangeKey, int] = {}
         for entry, time_ms in kept:
             key = (entry.stream_id, entry.range_index)
@@ -173,9 +174,9 @@ class Merger:
                 yield merged or (entry, time_ms)
 
     def _maybe_merged(self, key: RangeKey, base_offset: int) -> TimedEntry | None:
-        """Return the batch with the records of the one at an offset and those behind it.
+        """Return the merged batch that begins at an offset.
 
-        None if that stays as it is, or is in no run.
+        None if the batch there stays as it is, or is in no run.
         """
         end_offset = self._ends.pop((*key, base_offset), None)
         if end_offset is None:
@@ -190,10 +191,10 @@ class Merger:
     def _joined(
         self, key: RangeKey, base_offset: int, end_offset: int
     ) -> tuple[list[Slot], TimedEntry | None]:
-        """Return which first batches of a run belong together, and these as one.
+        """Return the first batches of a run that belong together, and the merged batch.
 
-        None in its place if they stay as they are. It is never larger than those that it replaces,
-        with the COMMIT entries that its time may need, so that all fit where they were.
+        The merged batch is None if they stay as they are. It is never larger than the batches that
+        it replaces, so that the rewritten segment fits its positions.
         """
         slots: list[Slot] = []
         try:
@@ -214,6 +215,7 @@ class Merger:
             return slots, None
         total = sum(each.count for each in slots)
         entry = Entry(EntryKind.BATCH, *key, base_offset, total, body)
+        # The time of the merged batch may need a COMMIT entry before it and one behind it.
         if entry.length + 2 * COMMIT_BYTES > sum(each.location.length for each in slots):
             return slots, None
         return slots, (entry, max(each.time_ms for each in slots))
@@ -221,7 +223,7 @@ class Merger:
     def _bodies(
         self, key: RangeKey, offset: int, end_offset: int, slots: list[Slot]
     ) -> Iterator[memoryview]:
-        """Yield the bodies of a run, up to one that is damaged; add the slots of these."""
+        """Yield the bodies of a run up to a damaged one; append their slots to `slots`."""
         rows = self._index.maybe_rows(key)
         for slot in () if rows is None else rows.slots_from(offset, self._view):
             if slot.base_offset >= end_offset:

@@ -1,7 +1,7 @@
-"""Numbered entries of replicated ranges as they go between servers.
+"""Encode numbered entries of replicated ranges for the way between servers.
 
-Their *portable form* is that of `states/replicated_entries.py`: without what depends on the place
-in one log. Bytes, big-endian, one entry after the other:
+The *portable form* of an entry leaves out positions in one log (`states/replicated_entries.py`).
+Bytes, big-endian, one entry after the other:
 
     0-3    length       u32   of the content
     4-7    crc          u32   CRC-32C of bytes 0-3, of all fields behind it, and of the content
@@ -12,7 +12,7 @@ in one log. Bytes, big-endian, one entry after the other:
     29-32  count        u32   records
     33-    content
 
-This is version 1 of what goes between servers (`session/negotiation.py`, REPLICATION_VERSIONS).
+This is version 1 of the replication protocol (`session/negotiation.py`, REPLICATION_VERSIONS).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 
 from sbp_core.errors import LogCorruptionError, LogError
 from sbp_core.log.entry import Entry
-from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, portable, summary
+from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, portable
 from sbp_core.log.states.staged_entries import (
     BatchColumns,
     decode_portable_end,
@@ -36,22 +36,19 @@ from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.checksum import Buffer, crc32c
 
-__all__ = ["decode_portable", "encode_portable", "summary", "to_local"]
-
 _CHECKS: Final = struct.Struct(">II")
 _FIELDS: Final = struct.Struct(">BqiqI")
 _CHECKED: Final = struct.Struct(">IBqiqI")
-"""The length, and the fields: what the checksum covers before the content."""
+"""The length and the fields, which the checksum covers together with the content."""
 _HEADER_BYTES: Final = _CHECKS.size + _FIELDS.size
 _LENGTH_BYTES: Final = 4
 _KINDS: Final = {int(kind): kind for kind in NUMBERED_KINDS}
 
 
 def encode_portable(entry: Entry) -> list[Buffer]:
-    """Return the buffers of a numbered entry, which may have been read from this log.
+    """Return the buffers of a numbered entry; the body is not copied.
 
-    A body is passed on, not copied. Raises LogCorruptionError for the end of transactions in a form
-    that is not known.
+    Raises LogCorruptionError for the end of transactions in an unknown form.
     """
     own = portable(entry)
     content = [part for part in (own.prefix, own.body) if part]
@@ -64,9 +61,9 @@ def encode_portable(entry: Entry) -> list[Buffer]:
 
 
 def decode_portable(data: memoryview) -> list[Entry]:
-    """Return the entries whose bytes `data` holds, in portable form; bodies are views into it.
+    """Return the entries in `data`; their bodies are views into it.
 
-    Raises LogCorruptionError if it does not consist of intact entries.
+    Raises LogCorruptionError unless `data` consists of intact entries in portable form.
     """
     entries = []
     position = 0
@@ -93,7 +90,7 @@ def decode_portable(data: memoryview) -> list[Entry]:
 
 
 def _as_appended(entry: Entry) -> Entry:
-    """Return an entry with its prefix beside the body, if its kind has one."""
+    """Return an entry as it is appended: the prefix of a STAGED entry beside its body."""
     if entry.kind is EntryKind.TXN_END and portable_end(entry) != entry.body:
         raise LogCorruptionError("the end of a transaction has places of another log")
     if entry.kind is not EntryKind.STAGED:
@@ -104,10 +101,10 @@ def _as_appended(entry: Entry) -> Entry:
 
 
 def to_local(entry: Entry, staged: StagedStates) -> Entry:
-    """Return the entry to append here for one in portable form.
+    """Return the entry to append to this log for an entry in portable form.
 
-    `staged` is what is staged here when it is appended: the end of transactions publishes that.
-    Raises LogError if it is not what the entry names, and LogCorruptionError for a damaged entry.
+    The end of transactions publishes the batches that are `staged` here. Raises LogError if these
+    are other batches than the entry names, LogCorruptionError for a damaged entry.
     """
     if entry.kind is not EntryKind.TXN_END:
         return entry

@@ -1,7 +1,7 @@
-"""The part of an open log that is read: batches, staged ones, and the entries of replicas.
+"""Read an open log: batches, staged batches, and the entries of replicas.
 
-All of it may run in any number of threads, beside those that append. They share the readable
-extent, an immutable value that every new segment replaces; rows, which only grow; and the states.
+Any number of threads may read, beside the threads that append. They share the readable extent, an
+immutable value that every new segment replaces; the rows, which only grow; and the states.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ class ReadableLog:
         self.extent = extent
         self.recent = RecentBodies(limits.RECENT_BODIES_BYTES_MAX)
         self.suspects: set[int] = set()
-        """The bases of segments in which a batch was found to be damaged; any thread adds some."""
+        """The bases of segments in which a reader found damage. Any thread adds to it."""
         self._states = states
         self._replica_indexes = ReplicaIndexes()
 
     @property
     def writers(self) -> WriterStates:
-        """The writers as they are now, or as a group that is being synced makes them."""
+        """The writers, including those of a group that is being synced."""
         return self._states.writers
 
     @property
     def staged(self) -> StagedStates:
-        """The staged batches now, or as a group that is being synced makes them, and the last ends.
+        """The staged batches and the last ends, including those of a group that is being synced.
 
-        Batches that are published are found in their range before they leave this.
+        A published batch is found in its range before it leaves the staged batches.
         """
         return self._states.staged
 
     def batches_from(self, key: RangeKey, offset: int) -> Iterator[Slot]:
         """Yield the batches of a range from the one that holds `offset` to the last.
 
-        None is yielded for an offset behind the last one. It may end early, where the next one is a
-        part of a larger batch now. Raises LogCorruptionError where the next batch is lost, LogError
-        when the log is closed or cannot be read.
+        Nothing is yielded for an offset behind the last batch. The iterator may end early, where
+        the cleaner merged the next batch with one that was yielded. Raises LogCorruptionError where
+        the next batch is lost, LogError when the log is closed or cannot be read.
         """
         end_offset, first_offset = self._end_offset(key), offset
         while offset < end_offset:
@@ -88,13 +88,13 @@ class ReadableLog:
                         return
                 return
             except LogError:
-                if self.state is LogState.CLOSED or extent is self.extent:
-                    raise  # else what failed may be a segment that was removed
+                if not self._is_replaced(extent):
+                    raise
 
     def staged_from(self, staging: Staging, sequence: int) -> Iterator[Slot]:
-        """Yield the batches that are staged under an id, from one on; they have no offsets.
+        """Yield the batches of a staging from number `sequence` on; they have no offsets.
 
-        Raises LogError when the log is closed or cannot be read, or they were dropped in between.
+        Raises LogError when the log is closed or cannot be read, or the batches were dropped.
         """
         batches = staging.batches
         for at in range(sequence, len(batches)):
@@ -104,17 +104,16 @@ class ReadableLog:
             yield self._looked_up(partial(self.lookup.placed, slot=slot))
 
     def bytes_from(self, key: RangeKey, offset: int) -> int:
-        """Return the bytes that a range's batches from `offset` on take. Raises LogError."""
+        """Return the bytes in the log of a range's batches from `offset` on. Raises LogError."""
         return self._looked_up(
             lambda extent: self.lookup.bytes_from(extent, key, offset, self._end_offset(key))
         )
 
     def maybe_since(self, key: RangeKey, offset: int, time_ms: int) -> DatedOffset | None:
-        """Return a range's first record from `offset` on whose batch is of `time_ms` or later.
+        """Return a range's first record from `offset` on that was written at `time_ms` or later.
 
-        A batch is of the time when its group was written. The first one in the order of offsets is
-        found, also where the clock was set back. Damaged batches count too, unless nothing is left
-        of them. Raises LogError when the log is closed or cannot be read.
+        The order is that of offsets, also where the clock was set back. A damaged batch counts if
+        its header is intact. Raises LogError when the log is closed or cannot be read.
         """
         found = self._looked_up(
             lambda extent: self.lookup.maybe_since(extent, key, offset, time_ms)
@@ -122,12 +121,12 @@ class ReadableLog:
         return None if found is None or found.offset >= self._end_offset(key) else found
 
     def is_recent(self, key: RangeKey, offset: int) -> bool:
-        """Whether `batches_from` finds the batch of `offset` without a look at the disk."""
+        """Whether `batches_from` finds the batch of `offset` without the disk."""
         rows = self.extent.rows.maybe_rows(key)
         return rows is not None and offset >= max(rows.first_offset, rows.own_from)
 
     def maybe_range(self, key: RangeKey) -> LoggedRange | None:
-        """Return a range as it is now. Trims and deletions that it shows are final."""
+        """Return a range with all groups that were written. Its trims and deletions are final."""
         return self._states.maybe_range(key)
 
     def numbered_entries(self, key: RangeKey, after_seq: int, upto_seq: int) -> Iterator[Entry]:
@@ -144,7 +143,7 @@ class ReadableLog:
                     yield portable(each.entry)
                     after_seq = each.prefix.seq
             except LogError:
-                if self.state is LogState.CLOSED or extent is self.extent:
+                if not self._is_replaced(extent):
                     raise
 
     def prefix_at(self, key: RangeKey, seq: int) -> Prefix:
@@ -155,9 +154,9 @@ class ReadableLog:
         return self._looked_up(lambda extent: self._reader(extent, logged).prefix_at(seq))
 
     def segment_before(self, key: RangeKey, seq: int) -> int:
-        """Return the base of the last segment that has no entry of a range up to a number.
+        """Return the base of the last segment that begins before entry `seq` + 1 of a range.
 
-        Raises LogError if the entries behind that number are not all here.
+        Raises LogError if the entries behind `seq` are not all here.
         """
         logged = self._replica_range(key, seq)
         extent = self.extent
@@ -165,7 +164,7 @@ class ReadableLog:
         return (*extent.sealed, extent.active.segment)[at].base
 
     def segment_view(self, base: int) -> SegmentView | None:
-        """Return the segment at a base, None if it was removed. Raises LogError."""
+        """Return the segment at `base`, None if it was removed. Raises LogError."""
         extent = self.extent
         if base == extent.active.segment.base:
             return extent.active
@@ -176,7 +175,7 @@ class ReadableLog:
         return ReplicaReader(self.lookup, self._replica_indexes, extent, logged)
 
     def _end_offset(self, key: RangeKey) -> int:
-        """Return the offset from which on batches do not count: they were cut from a replica."""
+        """Return the end of a settled range. Batches behind it were truncated and do not count."""
         logged = self.maybe_range(key)
         is_settled = logged is not None and logged.prefix is not None and not logged.is_unsettled
         return logged.next_offset if logged is not None and is_settled else OFFSET_MAX
@@ -184,7 +183,7 @@ class ReadableLog:
     def _replica_range(self, key: RangeKey, seq: int, *, is_mended: bool = False) -> LoggedRange:
         """Return a replicated range. Raises LogError unless its first `seq` entries are here.
 
-        Those that were damaged count if they may have been mended.
+        With `is_mended` damaged entries count, because they may have been mended.
         """
         logged = self.maybe_range(key)
         known_seq = -1 if logged is None else logged.highest_seq if is_mended else logged.seq
@@ -196,7 +195,7 @@ class ReadableLog:
         return logged
 
     def _looked_up(self, look: Callable[[Extent], _T]) -> _T:
-        """Return what `look` finds; it looks again if a segment was removed or replaced.
+        """Return the result of `look`, which is called again if a segment was removed or replaced.
 
         Raises LogError when the log is closed or cannot be read.
         """
@@ -206,8 +205,16 @@ class ReadableLog:
             try:
                 return look(extent)
             except LogError:
-                if self.state is LogState.CLOSED or extent is self.extent:
+                if not self._is_replaced(extent):
                     raise
+
+    def _is_replaced(self, extent: Extent) -> bool:
+        """Whether a look that failed in `extent` may succeed now.
+
+        The cleaner replaces the extent when it removes or rewrites a segment. A reader of the old
+        extent may then fail to open a file that is gone.
+        """
+        return self.state is not LogState.CLOSED and extent is not self.extent
 
     def _check_readable(self) -> None:
         if self.state is LogState.CLOSED:

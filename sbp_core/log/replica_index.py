@@ -1,8 +1,8 @@
-"""Where the numbered entries of replicated ranges are in a segment, in memory.
+"""An index in memory of the numbered entries of replicated ranges, for each segment.
 
-Index files list batches only. The entries between them (marks of writers, ends of transactions) are
-found by the headers of a segment. Each header is read once, although another replica asks for one
-range after the other, and for each in many requests. Bodies are neither read nor verified.
+Index files list batches only. Entries between them (marks of writers, ends of transactions) are
+found by a scan of headers. Each header is read once, although another replica asks for one range
+after the other, in many requests. Bodies are neither read nor verified.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sbp_core.replication import Prefix
 from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryHeader, EntryKind
 
 _WINDOW_BYTES: Final = 64 * KIB
-"""Read at a time: the bodies of larger entries are passed over."""
+"""Bytes of one read. The bodies of larger entries are skipped."""
 _BYTES_MAX: Final = 32 * MIB
 _INDEX_COST_BYTES: Final = 4 * KIB
 _ENTRY_BYTES: Final = 12
-"""Memory of an entry: its position and its length."""
+"""Memory of an entry: position and length."""
 _PREFIXES_KEPT: Final = 8
-"""For each range: several replicas may copy it at the same time, two prefixes for each of them."""
+"""For each range: several replicas may copy it at the same time, and each takes two prefixes."""
 
 
 class _RangeEntries:
@@ -42,12 +42,12 @@ class _RangeEntries:
         self.positions = array("q")
         self.lengths = array("I")
         self.is_copied = False
-        """Whether a COPY_BEGUN was found: the entries behind it are not numbered."""
+        """Whether a COPY_BEGUN was found. Entries behind it are not numbered."""
         self.prefixes: tuple[Prefix, ...] = ()
 
 
 class ReplicaIndex:
-    """The numbered entries of a segment, as far as its headers were read. Safe in any thread."""
+    """The numbered entries of a segment, up to the last header read. Safe in any thread."""
 
     def __init__(self, base: int) -> None:
         self._position = base + SEGMENT_HEADER_BYTES
@@ -55,19 +55,18 @@ class ReplicaIndex:
         self._ranges: dict[RangeKey, _RangeEntries] = {}
         self._times_from = array("q")
         self._times_ms = array("Q")
-        """When the entries from each of these positions on were written."""
+        """The times of entries; each holds from the position in `_times_from` on."""
         self._lock = Lock()
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the index, roughly."""
+        """Memory of the index in bytes, roughly."""
         return _INDEX_COST_BYTES * (1 + len(self._ranges) // 8) + self._entry_count * _ENTRY_BYTES
 
     def maybe_find(self, view: SegmentView, key: RangeKey, at: int) -> tuple[Location, int] | None:
-        """Return where the entry number `at` of a range is in the segment, from 0, and its time.
+        """Return the location and the time of entry `at` of a range in the segment, from 0.
 
-        Returns None if the segment has fewer entries. Raises LogError if the segment cannot be read
-        that far.
+        Returns None if the segment has fewer entries. Raises LogError if it cannot be read so far.
         """
         with self._lock:
             own = self._ranges.setdefault(key, _RangeEntries())
@@ -80,26 +79,27 @@ class ReplicaIndex:
             return location, self._times_ms[time_at]
 
     def prefix_before(self, key: RangeKey, seq: int) -> Prefix | None:
-        """Return the longest prefix that was noted of a range and has at most `seq` entries."""
+        """Return the longest noted prefix of a range with at most `seq` entries."""
         with self._lock:
             own = self._ranges.get(key)
             known = [each for each in (own.prefixes if own else ()) if each.seq <= seq]
             return max(known, key=lambda each: each.seq, default=None)
 
     def note(self, key: RangeKey, *prefixes: Prefix) -> None:
-        """Remember where a reader stopped, so that the next one goes on there."""
+        """Remember where a reader stopped, so that the next reader goes on there."""
         with self._lock:
             own = self._ranges.setdefault(key, _RangeEntries())
             own.prefixes = (*own.prefixes, *prefixes)[-_PREFIXES_KEPT:]
 
     def _read_on(self, view: SegmentView, own: _RangeEntries, at: int) -> None:
-        """Read headers until the entry number `at` of a range is known, or to the end."""
+        """Read headers until entry `at` of a range is known, or to the end."""
         base, size = view.segment.base, view.segment.size or file_size(view.file)
         scanner = SegmentScanner(view.file, base, size, window_bytes=_WINDOW_BYTES)
         scanner.position = self._position
         scanner.time_ms = self._times_ms[-1] if self._times_ms else 0
         window_end = self._position + _WINDOW_BYTES
         for item in scanner.headers():
+            # Finish the window: its bytes were read, and other requests will need its entries.
             is_found = at < len(own.positions)
             if is_found and self._position >= window_end:
                 return
@@ -107,7 +107,7 @@ class ReplicaIndex:
                 self._add(*item, scanner.time_ms)
                 self._position = item[1].end
             elif item.header is None or item.header.kind is not EntryKind.COMMIT:
-                if is_found:  # behind it, a group may be on its way to the disk
+                if is_found:  # a group may be on its way to the disk behind the entry
                     return
                 raise corruption(view.file.path, item.position, item.reason)
 
@@ -128,7 +128,7 @@ class ReplicaIndex:
 
 
 class ReplicaIndexes:
-    """The indexes that were used last, some 32 MiB of them. Safe in any thread."""
+    """A cache of the indexes used last, about 32 MiB of them. Safe in any thread."""
 
     def __init__(self) -> None:
         self._indexes: OrderedDict[tuple[int, int], ReplicaIndex] = OrderedDict()
@@ -138,7 +138,7 @@ class ReplicaIndexes:
     def first_ranges(self, view: SegmentView) -> Mapping[RangeKey, LoggedRange]:
         """Return the ranges at the base of the first segment of the log. Raises LogError.
 
-        No index has them, as the segment before is gone.
+        The index of the segment before would have them, but that segment was removed.
         """
         first = self._first
         if first is None or first[0] != view.segment:
@@ -147,7 +147,7 @@ class ReplicaIndexes:
         return first[1]
 
     def index(self, segment: Segment) -> ReplicaIndex:
-        """Return the index of a segment, which is the same one when the segment becomes full."""
+        """Return the index of a segment. It stays the same when the segment becomes full."""
         place = (segment.base, segment.generation)
         with self._lock:
             found = self._indexes.setdefault(place, ReplicaIndex(segment.base))

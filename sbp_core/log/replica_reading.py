@@ -1,12 +1,12 @@
-"""Reading the numbered entries of a replicated range again, and undoing the last ones.
+"""Read the numbered entries of a replicated range again, and truncate a range to its end.
 
-The index files of segments have the prefix that every range had at their ends. So a reader begins
-in the last segment in front of the wanted entry, and finds the entries by `replica_index.py`. At
-the end of each segment the prefix has to be the one in the index. A rewritten segment is read to
-its end before anything of it is returned: entries of a settled range may have been dropped from it.
+The index file of a segment has the prefix of every range at the end of the segment. So a reader
+begins in the last segment before the wanted entry, and finds entries by `replica_index.py`. At the
+end of each segment the prefix must equal the prefix in the index. A rewritten segment is read to
+its end before any entry is returned, because it may lack entries of a settled range.
 
-If a replica has more than the decided end of its range, the last entries do not count. The
-states in front of them follow from the snapshot and the entries before.
+If a replica has entries behind the decided end of its range, these do not count. The states at the
+end follow from a snapshot and the entries behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogError
@@ -24,20 +23,23 @@ from sbp_core.log.entry import Entry, Location, decode_entry
 from sbp_core.log.replica_index import ReplicaIndexes
 from sbp_core.log.segment import SegmentView, naming_damage
 from sbp_core.log.segment_scan import read_snapshot
-from sbp_core.log.states.range_states import LoggedRange
-from sbp_core.log.states.replicated_entries import Cut, cut_entry, settled_entry, summary
+from sbp_core.log.states.range_states import LoggedRange, prefix_of
+from sbp_core.log.states.replicated_entries import (
+    Truncation,
+    settled_entry,
+    summary,
+    truncation_entry,
+)
 from sbp_core.log.states.staged_states import StagedStates, Staging
 from sbp_core.log.states.state_snapshot import SnapshotReader
 from sbp_core.log.states.writer_states import MarkReader, WriterStates, encode_writers
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 
-_NO_ENTRIES: Final = Prefix()
-
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """A numbered entry as it is in a segment of this log, and `prefix` up to it."""
+    """A numbered entry of this log; `prefix` ends with it."""
 
     entry: Entry
     location: Location
@@ -46,10 +48,7 @@ class Numbered:
 
 
 class ReplicaReader:
-    """Reads the entries of one replicated range, as it is now, in `extent`.
-
-    It belongs to one thread.
-    """
+    """Reads the entries of one replicated range in `extent`. It belongs to one thread."""
 
     def __init__(
         self, lookup: BatchLookup, indexes: ReplicaIndexes, extent: Extent, logged: LoggedRange
@@ -58,16 +57,16 @@ class ReplicaReader:
         self._indexes = indexes
         self._extent = extent
         self._key = logged.key
-        self._end = logged.prefix or _NO_ENTRIES
+        self._end = prefix_of(logged)
 
     def read(self, after_seq: int, upto_seq: int) -> Iterator[Numbered]:
-        """Yield the entries after one number, up to another. Raises LogError if any is missing."""
+        """Yield entries (after_seq, upto_seq]. Raises LogError if one is missing."""
         for each in self.read_from(self.segment_before(after_seq), upto_seq, after_seq):
             if each.prefix.seq > after_seq:
                 yield each
 
     def prefix_at(self, seq: int) -> Prefix:
-        """Return the prefix of `seq` entries. Raises LogError if any of them is missing."""
+        """Return the prefix of `seq` entries. Raises LogError if one is missing."""
         at = self.segment_before(seq)
         prefix = self._known_prefix(at, seq) or self._prefix_before(at)
         for each in self.read_from(at, seq, seq):
@@ -75,9 +74,9 @@ class ReplicaReader:
         return prefix
 
     def segment_before(self, seq: int) -> int:
-        """Return the last segment that begins behind at most `seq` entries of the range, all here.
+        """Return the last segment that begins behind at most `seq` entries of the range.
 
-        Raises LogError if that is not in the log any more.
+        Raises LogError if that segment was removed, or entries before it are damaged.
         """
         first, last = -1, len(self._extent.sealed)
         while first < last:
@@ -97,9 +96,9 @@ class ReplicaReader:
         return read_snapshot(self._view(at))
 
     def read_from(self, at: int, upto_seq: int, after_seq: int = 0) -> Iterator[Numbered]:
-        """Yield the entries from a segment on; some up to `after_seq` may be left out.
+        """Yield entries from segment `at` on, up to `upto_seq`. Raises LogError if one is missing.
 
-        Raises LogError if any is missing.
+        Entries up to `after_seq` may be left out.
         """
         prefix = self._prefix_before(at)
         while prefix.seq < upto_seq:
@@ -116,22 +115,22 @@ class ReplicaReader:
                 raise self._missing(at - 1, prefix.seq + 1)
 
     def _may_follow(self, prefix: Prefix, at: int) -> bool:
-        """Whether the entries of a segment follow a prefix.
+        """Whether the entries of segment `at` follow a prefix.
 
-        If entries were damaged, and mended, that is known only when more of them were read.
+        If entries were damaged and mended, only the entries behind them can tell.
         """
         if at > len(self._extent.sealed):
             return False
         logged = self._range_before(at)
         if logged is None:
-            return prefix == _NO_ENTRIES
+            return not prefix.seq
         return logged.prefix is not None and (not logged.is_whole or logged.prefix == prefix)
 
     def _read_segment(self, at: int, base: Prefix, prefix: Prefix) -> Iterator[Numbered]:
-        """Yield the entries of a segment behind a prefix; `base` is the one at its base."""
+        """Yield the entries of a segment behind `prefix`; `base` is the prefix at its base."""
         view = self._view(at)
         index = self._indexes.index(view.segment)
-        last: deque[Prefix] = deque(maxlen=2)  # the last entry may be one too many for the caller
+        last: deque[Prefix] = deque(maxlen=2)  # the caller may have no room for the last entry
         try:
             while found := index.maybe_find(view, self._key, prefix.seq - base.seq):
                 location, time_ms = found
@@ -147,7 +146,7 @@ class ReplicaReader:
     def _check_whole(self, at: int, base: Prefix) -> None:
         """Raise LogError unless a rewritten segment still has all entries of the range.
 
-        After a repair these are the ones up to its present end.
+        After a repair these are the entries up to the present end of the range.
         """
         end = self._prefix_before(at + 1)
         if end.seq > self._end.seq:
@@ -160,7 +159,7 @@ class ReplicaReader:
             raise self._missing(at, end.seq)
 
     def _known_prefix(self, at: int, seq_max: int) -> Prefix | None:
-        """Return the longest prefix with at most `seq_max` entries at which a reader stopped."""
+        """Return the longest prefix of at most `seq_max` entries at which a reader stopped."""
         index = self._indexes.index(self._view(at).segment)
         return index.prefix_before(self._key, seq_max)
 
@@ -169,11 +168,10 @@ class ReplicaReader:
         return self._lookup.views.view(sealed[at]) if at < len(sealed) else self._extent.active
 
     def _prefix_before(self, at: int) -> Prefix:
-        found = self._range_before(at)
-        return (None if found is None else found.prefix) or _NO_ENTRIES
+        return prefix_of(self._range_before(at))
 
     def _range_before(self, at: int) -> LoggedRange | None:
-        """Return the range as it was at the base of a segment, None if it was created later."""
+        """Return the range at the base of a segment, None if it was created later."""
         if at:
             return self._lookup.index(self._extent, at - 1).maybe_range(self._key)
         return self._indexes.first_ranges(self._view(0)).get(self._key)
@@ -188,9 +186,9 @@ class ReplicaReader:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStates:
-    """The states now of a replicated range that nothing is appended to any more.
+    """The present states of a replicated range to which nothing is appended any more.
 
-    `is_last` says whether it is the last range of its stream here.
+    `is_last`: the range is the last range of its stream here.
     """
 
     logged: LoggedRange
@@ -199,10 +197,12 @@ class ReplicaStates:
     is_last: bool
 
 
-def cut_after(reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: Prefix) -> Entry:
-    """Return the SETTLED entry that lets a range end at an offset and after a prefix.
+def truncate_after(
+    reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: Prefix
+) -> Entry:
+    """Return the SETTLED entry with which a range ends at `end_offset`, after `end`.
 
-    Raises LogError if this prefix is not one of the range here, or cannot be read.
+    Raises LogError if `end` is not a prefix of the range here, or cannot be read.
     """
     logged = now.logged
     if logged.is_whole and logged.prefix == end and logged.next_offset == end_offset:
@@ -210,7 +210,7 @@ def cut_after(reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: P
     at = reader.segment_before(end.seq)
     snapshot = reader.snapshot(at)
     before = next((each for each in snapshot.ranges if each.key == logged.key), None)
-    found = (None if before is None else before.prefix) or _NO_ENTRIES
+    found = prefix_of(before)
     next_offset = None if before is None else before.next_offset
     marks = MarkReader()
     for each in reader.read_from(at, end.seq):
@@ -221,25 +221,27 @@ def cut_after(reader: ReplicaReader, now: ReplicaStates, end_offset: int, end: P
             next_offset = entry.base_offset + entry.count
     if found != end or next_offset not in {None, end_offset} or end_offset > logged.next_offset:
         raise LogError(
-            f"range {logged.range_index} of stream {logged.stream_id} has other entries up to"
-            f" {end.seq}, with offset {next_offset} behind them, than were decided for it, with"
-            f" {end_offset}: it was changed from outside, or is another stream's"
+            f"the first {end.seq} entries of range {logged.range_index} of stream"
+            f" {logged.stream_id} end at offset {next_offset} and differ from the decided ones,"
+            f" which end at {end_offset}: the log was changed from outside, or is another stream's"
         )
-    cut = Cut(_writers_at_end(snapshot.writers, now), _staged_at_end(snapshot.staged, now).encode())
-    entry = cut_entry(logged.key, end_offset, end, cut, is_mended=not logged.is_whole)
+    truncation = Truncation(
+        _writers_at_end(snapshot.writers, now), _staged_at_end(snapshot.staged, now).encode()
+    )
+    entry = truncation_entry(logged.key, end_offset, end, truncation, is_mended=not logged.is_whole)
     if entry.length > limits.ENTRY_BYTES_MAX:
         raise LogError(
-            f"what is staged in range {logged.range_index} of stream {logged.stream_id} takes"
+            f"the batches staged in range {logged.range_index} of stream {logged.stream_id} take"
             f" {entry.length} bytes, over the limit of {limits.ENTRY_BYTES_MAX}"
         )
     return entry
 
 
 def _writers_at_end(at_end: WriterStates, now: ReplicaStates) -> bytes:
-    """Return the writers of the stream at the end of the range, nothing if they are not known.
+    """Return the writers of the stream at the end of the range, nothing if unknown.
 
-    They are not if a later range is here: its batches count. Nor if entries that do not count made
-    them known.
+    They are unknown if a later range is here, whose batches count, or if the entries that made them
+    known are truncated.
     """
     stream_id = now.logged.stream_id
     if not now.is_last or at_end.known_from(stream_id) != now.writers.known_from(stream_id):
@@ -248,9 +250,9 @@ def _writers_at_end(at_end: WriterStates, now: ReplicaStates) -> bytes:
 
 
 def _staged_at_end(at_end: StagedStates, now: ReplicaStates) -> StagedStates:
-    """Return what differs of a range now from what was staged and ended in it at its end."""
+    """Return how staged batches and ends at the end of a range differ from the present ones."""
     stream_id, range_index = now.logged.key
-    cut = StagedStates()
+    truncated = StagedStates()
     left = {
         each.txn_id: each
         for each in at_end.stagings_of(stream_id)
@@ -261,12 +263,12 @@ def _staged_at_end(at_end: StagedStates, now: ReplicaStates) -> StagedStates:
         if staging.range_index != range_index:
             continue
         if known is None:
-            cut.restore(Staging(*now.logged.key, staging.txn_id, staging.staged_at_ms))
+            truncated.restore(Staging(*now.logged.key, staging.txn_id, staging.staged_at_ms))
         elif known.batches.positions == staging.batches.positions:
             del left[staging.txn_id]
     for staging in left.values():
-        cut.restore(staging)
+        truncated.restore(staging)
     own = [each for each in now.staged.ends(stream_id) if each.range_index == range_index]
     for end in (Counter(own) - Counter(at_end.ends(stream_id))).elements():
-        cut.restore_end(stream_id, end)
-    return cut
+        truncated.restore_end(stream_id, end)
+    return truncated

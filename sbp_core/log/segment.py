@@ -1,7 +1,4 @@
-"""Segments on the disk, made, read, and open to be read; damage to them, in words.
-
-Their format: segment_format.py.
-"""
+"""Create, open and read segment files. segment_format.py has their format."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Segment:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the end of the file is lost, and known to be."""
+        """Whether the file is known to have lost its end."""
         return self.generation == 0 and 0 < self.size < self.end - self.base
 
 
@@ -66,11 +63,7 @@ def file_size(file: DiskFile) -> int:
 
 
 def read_segment(file: DiskFile, base: int) -> Segment:
-    """Return what `file`, named after `base`, holds.
-
-    Raises LogCorruptionError and LogError as `decode_segment_header` does, or for a disk that
-    fails.
-    """
+    """Return the segment in `file`, which is named after `base`. Raises LogError."""
     with translate_os_error(LogError, "reading", file.path):
         data, size = file.pread(SEGMENT_HEADER_BYTES, 0), file.size()
     with naming_damage(file.path, base):
@@ -95,7 +88,7 @@ def create_segment(disk: Disk, directory: Path, base: int) -> DiskFile:
 def write_segment_header(file: DiskFile, base: int, end: int = 0) -> None:
     """Make `file`, which is not longer than a header, an empty segment. Raises OSError.
 
-    With `end` it may be a longer one that was cut short: its positions still reach up to there.
+    With `end` the file may also be a segment that lost its end. The next segment starts at `end`.
     """
     file.pwritev([encode_segment_header(SegmentHeader(base, end=end))], 0)
     file.fsync()
@@ -103,7 +96,7 @@ def write_segment_header(file: DiskFile, base: int, end: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """An open segment. It goes on showing the same bytes when its file is replaced or removed."""
+    """An open segment. It shows the same bytes after its file was replaced or removed."""
 
     segment: Segment
     file: DiskFile
@@ -122,15 +115,14 @@ class SegmentView:
         return data
 
     def maybe_read_cached(self, position: int, length: int) -> Buffer | None:
-        """Return what `read` would, if that needs no wait for the disk; else None."""
+        """Return what `read` returns; None if that would wait for the disk."""
         return self.file.maybe_pread_cached(length, position - self.segment.base)
 
 
 class SegmentViews:
-    """Open segments: at most `open_max`, the least recently used go first.
+    """A cache of at most `open_max` open segments; the least recently used is evicted first.
 
-    Safe in several threads. A view that is let go while a thread still reads it is closed when
-    that is done.
+    Safe in several threads. The file of an evicted view is closed when its last reader is done.
     """
 
     def __init__(self, disk: Disk, directory: Path, open_max: int) -> None:
@@ -142,7 +134,7 @@ class SegmentViews:
         self._lock = threading.Lock()
 
     def view(self, segment: Segment) -> SegmentView:
-        """Return `segment`, opened. Raises LogError, also if the file was replaced."""
+        """Return a view of `segment`. Raises LogError, also if the file was replaced."""
         with self._lock:
             if segment in self._pinned:
                 return self._pinned[segment]
@@ -163,7 +155,7 @@ class SegmentViews:
 
     @contextmanager
     def pinned(self, segment: Segment) -> Iterator[SegmentView]:
-        """Keep `segment` open, even if its file is removed or replaced. Raises LogError."""
+        """Keep `segment` in the cache inside the block, even if its file goes. Raises LogError."""
         view = self.view(segment)
         with self._lock:
             self._pinned[segment] = view
@@ -185,7 +177,7 @@ class SegmentViews:
 
 
 def corruption(path: Path, position: int, reason: str) -> LogCorruptionError:
-    """Return the error for damage that must not be cut."""
+    """Return the error for damage that must not be truncated, with the remedies."""
     directory = quote(str(path.parent))
     return LogCorruptionError(
         f"{path} is damaged at log position {position}: {reason}. Nothing was changed. Restore the"
@@ -196,7 +188,7 @@ def corruption(path: Path, position: int, reason: str) -> LogCorruptionError:
 
 @contextmanager
 def naming_damage(path: Path, position: int) -> Iterator[None]:
-    """Raise damage that the body finds in bytes as damage of `path` at log position `position`."""
+    """Add the file and the log position to a LogCorruptionError of the block."""
     try:
         yield
     except LogCorruptionError as error:

@@ -1,9 +1,7 @@
-"""Replaying a segment: its snapshot, the entries behind that, and what they add up to at its end.
+"""Replay a segment: fold its snapshot and entries into the states at its end.
 
-A start (recovery/opening.py), a check, and a repair read segments like this. They differ in what
-they do about damage that hides more than batches: `SegmentReplay` refuses it, and the subclass in
-recovery/salvage.py goes on. All else that reads segments needs no states, only the entries and the
-damage of a `SegmentScanner`.
+Recovery (recovery/opening.py), check and repair replay segments. `SegmentReplay` refuses damage
+that hides more than batches; its subclass in recovery/salvage.py notes the damage and goes on.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ from sbp_core.log.states.writer_states import MarkReader
 from sbp_core.segment_format import SEGMENT_HEADER_BYTES, EntryKind
 
 StatesAtBase = Callable[[RangeStates | None], RangeStates]
-"""Returns the states at the base of a segment by other means than its snapshot.
+"""Returns the states at the base of a segment whose snapshot is damaged. Raises LogError.
 
-It is given those of the snapshot if only ranges are missing there. Raises LogError.
+The argument has the writers and staged batches of the snapshot, if only its ranges are missing.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class LogFault:
-    """Damage to a file at a log position; `records` are those that were there, if known."""
+    """Damage to a file at a log position; `records` are the lost records, if known."""
 
     path: Path
     position: int
@@ -45,7 +43,7 @@ class LogFault:
 
 
 class Replayed(NamedTuple):
-    """An entry that was replayed, and the time of its group. A damaged batch has no body."""
+    """A replayed entry, and the time of its group. A damaged batch has no body."""
 
     entry: Entry
     location: Location
@@ -54,13 +52,13 @@ class Replayed(NamedTuple):
 
 
 class SegmentReplay:
-    """Replays the first `segment.size` bytes of a file, when its `entries` are iterated over.
+    """Replays the first `segment.size` bytes of a file while its `entries` are iterated over.
 
-    Then `states` are those at the end, and `changed` the ranges that its entries changed.
+    Afterwards `states` are the states at the end, and `changed` the ranges that entries changed.
 
-    With `promised` the log ends in this segment, and was synced up to that position at least. So
-    damage behind that may be a torn tail: reading ends there, and `torn` says where and why, unless
-    a later group commit proves that the bytes were synced. Without it, all of them were.
+    `promised` is set for the last segment: the log was synced at least up to this position. Damage
+    above it may be a torn tail. Replay stops there, and `torn` says where and why, unless a later
+    group commit proves that the bytes were synced. Without `promised` every byte was synced.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class SegmentReplay:
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether the first group is there, or was made good; without it, nothing is."""
+        """Whether there is a snapshot, intact or replaced. A segment without one is empty."""
         return self._snapshot.is_complete or self.damaged_snapshot is not None
 
     @property
@@ -98,7 +96,7 @@ class SegmentReplay:
         return self.torn.position if self.torn else self.segment.base + self.segment.size
 
     def entries(self) -> Iterator[Replayed]:
-        """Replay, and yield each entry behind the snapshot. Raises LogError for other damage."""
+        """Replay, and yield each entry after the snapshot. Raises LogError for other damage."""
         scanner = SegmentScanner(self._file, self.segment.base, self.segment.size)
         for item in self._untorn(scanner):
             if isinstance(item, Damage):
@@ -117,10 +115,10 @@ class SegmentReplay:
             self._end_without_snapshot(scanner.position)
 
     def _untorn(self, scanner: SegmentScanner) -> Iterator[tuple[Entry, Location] | Damage]:
-        """Yield what is there up to the end, or to the first damage that may be a torn tail.
+        """Yield entries and damage up to the end, or up to damage that may be a torn tail.
 
-        In a replicated range the mark of a writer is torn, too, if its batch is: the range must not
-        end between them.
+        In a replicated range a writer's mark is torn together with its batch: the primary sends
+        both in one piece, so the range must not end between them.
         """
         mark: tuple[Entry, Location] | None = None
         for found in scanner.entries():
@@ -135,14 +133,14 @@ class SegmentReplay:
                 mark = None
             if isinstance(found, Damage) or not self._is_first_half(*found):
                 yield found
-            else:
+            else:  # copied, so that it does not keep the window of the scanner in memory
                 mark = (replace(found[0], body=bytes(found[0].body)), found[1])
         if mark is not None:
             reason = "the batch behind the mark of a writer is missing"
             self.torn = Damage(mark[1].position, reason)
 
     def _is_first_half(self, entry: Entry, location: Location) -> bool:
-        """Whether an entry is torn if the one behind it is."""
+        """Whether an entry is torn if the next entry is torn."""
         if entry.kind is not EntryKind.WRITER_MARK or self._promised is None:
             return False
         logged = self.states.maybe_range((entry.stream_id, entry.range_index))
@@ -150,21 +148,21 @@ class SegmentReplay:
         return is_replicated and location.end > self._promised
 
     def _maybe_proof(self, damage: Damage) -> str | None:
-        """Return what says that damaged bytes were synced; None where the log may end there."""
+        """Return why damaged bytes must have been synced; None if they may be a torn tail."""
         if self._promised is None:
             return ""
         position = maybe_find_proof(self._file, self.segment.base, damage.position)
         if position is not None:
             return f"the group commit at position {position} proves that it was synced before"
         end = self.segment.base + self.segment.size
-        if end < self._promised:  # cut short: the last entry may be damaged by that alone
+        if end < self._promised:  # the file lost its end, and with it the end of its last entry
             is_synced = damage.header is not None and damage.position + damage.header.length <= end
         else:
             is_synced = damage.position < self._promised
         return f"the log was synced up to position {self._promised}" if is_synced else None
 
     def _go_around(self, damage: Damage, time_ms: int) -> Replayed | None:
-        """Replay what is known of damaged bytes: the batch that was there, if it was one."""
+        """Replay a damaged batch by its header; restore or refuse other damage."""
         found = damage.maybe_batch()
         if found is not None:
             replayed = Replayed(*found, time_ms, is_damaged=True)
@@ -179,7 +177,7 @@ class SegmentReplay:
         return None
 
     def _restore(self, damage: Damage) -> None:
-        """Begin with the states from elsewhere instead of a snapshot that is damaged."""
+        """Begin with states from elsewhere, because the snapshot is damaged."""
         if self.damaged_snapshot is None:
             self.damaged_snapshot = self._fault(damage.position, damage.reason)
             is_of_ranges = damage.header is not None and damage.header.kind is EntryKind.SNAPSHOT
@@ -221,11 +219,11 @@ class SegmentReplay:
             self._contradict(location.position, str(error))
 
     def _moved(self, replayed: Replayed) -> Sequence[LoggedRange]:
-        """Move the ranges on by an entry; return those that it changed."""
+        """Apply an entry to the ranges; return the changed ranges."""
         return self.states.apply(replayed.entry, is_damaged=replayed.is_damaged)
 
     def _end_without_snapshot(self, position: int) -> None:
-        """Take an unfinished first group for a torn tail; without it, nothing is there."""
+        """Treat an unfinished first group as a torn tail: the segment is empty then."""
         reason = "the segment ends within the snapshot of its ranges"
         if self._promised is None:
             self._contradict(position, reason)
@@ -252,8 +250,8 @@ class SegmentReplay:
 def replay_states(file: DiskFile, segment: Segment) -> RangeStates:
     """Return the states at the end of a full segment.
 
-    Raises LogCorruptionError for damage other than to a batch's body. A compacted segment does not
-    say what became of its ranges: that is LogCorruptionError, too.
+    Raises LogCorruptionError for damage other than to a batch's body, and for a compacted segment,
+    which lacks the history of its ranges.
     """
     if segment.generation or segment.is_cut:
         why = "was compacted" if segment.generation else "lost its end"

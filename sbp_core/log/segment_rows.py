@@ -1,7 +1,7 @@
-"""The batches that one segment lists, their places and times, in memory: 33 bytes for each.
+"""The rows of a segment in memory: its batches, their positions and times, 33 bytes for each.
 
-Those that were appended with their offsets are in the segment itself. Staged ones got their offsets
-from a TXN_END entry of the segment; their position is where they were written first, in this
+A batch that was appended with its offsets is in the segment itself. A staged batch got its offsets
+from a TXN_END entry of the segment. Its position is the position of its first write, in this
 segment or an earlier one, which may have been rewritten since.
 """
 
@@ -28,12 +28,12 @@ _SLOTS_PER_STEP: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One batch: records [base_offset, base_offset + count), found at `location` of `view`.
+    """A batch: records [base_offset, base_offset + count), found at `location` of `view`.
 
-    `time_ms` is when it was written or published, since the epoch, UTC. One that was staged has
-    `prefix_bytes` in front of it in its entry, and does not say its base offset itself; here that
-    is -1 while it is not published. `birth_position` is where it was written first if it was
-    moved since, else -1.
+    `time_ms` is the time when it was written or published, since the epoch, UTC. A staged batch has
+    `prefix_bytes` in front of it in its entry, and its bytes do not have its base offset;
+    `base_offset` is -1 until it is published. `birth_position` is the position of its first write
+    if a rewrite moved it, else -1.
     """
 
     base_offset: int
@@ -46,7 +46,7 @@ class Slot:
 
     @property
     def body_length(self) -> int:
-        """Bytes of the batch."""
+        """Length of the batch, in bytes."""
         return self.location.length - ENTRY_HEADER_BYTES - self.prefix_bytes
 
     @property
@@ -57,7 +57,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class DatedOffset:
-    """A record, and when its batch was written, in ms since the epoch, UTC."""
+    """The offset of a record, and the time of its batch, in ms since the epoch, UTC."""
 
     offset: int
     time_ms: int
@@ -67,10 +67,10 @@ _Column = TypeVar("_Column", "array[int]", "npt.NDArray[Any]")
 
 
 class BatchRows(Generic[_Column]):
-    """The batches of one range that one segment lists, in the order of their offsets, as columns.
+    """The batches of one range in one segment, as columns, by offset.
 
     Times are in order, too, unless the clock was set back. Rows may be added while others are read:
-    `base_offset` grows last, so its length is that of the rows.
+    `base_offset` grows last, so its length is the number of complete rows.
     """
 
     __slots__ = (*SLOT_COLUMNS, "is_time_ordered")
@@ -85,11 +85,11 @@ class BatchRows(Generic[_Column]):
         self.is_time_ordered = is_time_ordered
 
     def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
-        """Yield the batches that reach beyond `offset`, also those that are added while it runs.
+        """Yield the batches that reach beyond `offset`, also batches that are added meanwhile.
 
-        `view` is the segment itself; those that were staged may be in another one.
+        `view` is the segment itself; a staged batch may be in another segment.
         """
-        row, step = self._row_beyond(offset), 2  # a reader takes one batch, or many
+        row, step = self._row_beyond(offset), 2  # most readers take a single batch, the rest many
         while row < (row_count := len(self.base_offset)):
             rows = slice(row, min(row + step, row_count))
             step = _SLOTS_PER_STEP
@@ -102,7 +102,7 @@ class BatchRows(Generic[_Column]):
             row = rows.stop
 
     def bytes_from(self, offset: int, end_offset: int) -> int:
-        """Return the bytes of the batches that reach beyond `offset` and begin before an end."""
+        """Return the bytes of the batches beyond `offset` that begin before `end_offset`."""
         end = bisect_left(self.base_offset, end_offset)
         return int(np.asarray(self.length[self._row_beyond(offset) : end]).sum(dtype=np.int64))
 
@@ -119,13 +119,13 @@ class BatchRows(Generic[_Column]):
         return DatedOffset(max(int(self.base_offset[row]), offset), int(self.time_ms[row]))
 
     def _row_beyond(self, offset: int) -> int:
-        """Return the first batch that reaches beyond `offset`."""
+        """Return the first row that reaches beyond `offset`."""
         row = max(bisect_right(self.base_offset, offset) - 1, 0)
         return row + bool(self.base_offset[row] + self.count[row] <= offset)
 
 
 class RangeRows(BatchRows["array[int]"]):
-    """The rows of a range while its segment grows: one thread appends, others read."""
+    """The rows of a range in the active segment: one thread appends, others read."""
 
     __slots__ = ("own_from",)
 
@@ -141,7 +141,7 @@ class RangeRows(BatchRows["array[int]"]):
         return int(self.base_offset[0])
 
     def append(self, base_offset: int, count: int, location: Location, time_ms: int) -> None:
-        """Add the next batch, one that was appended with its offset."""
+        """Add the next batch, which was appended with its offset."""
         self.count.append(count)
         self.position.append(location.position)
         self.length.append(location.length)
@@ -154,7 +154,7 @@ class RangeRows(BatchRows["array[int]"]):
     def publish(
         self, base_offset: int, ended: EndedBatches, segment_base: int, time_ms: int
     ) -> None:
-        """Add the next batches, which were staged; at least one."""
+        """Add the next batches, at least one, which were staged."""
         batches = ended.batches
         end_offsets = np.cumsum(np.array(batches.record_counts, np.int64)) + base_offset
         (elsewhere,) = np.nonzero(np.array(batches.positions) < segment_base)
@@ -170,7 +170,7 @@ class RangeRows(BatchRows["array[int]"]):
         self.base_offset += array("q", [base_offset, *end_offsets[:-1].tolist()])
 
     def published(self, start_offset: int) -> StagedRows:
-        """Return which batches that were staged reach beyond an offset."""
+        """Return the batches that were staged and reach beyond an offset."""
         row_count = len(self.base_offset)
         columns = (self.position, self.length, self.count, self.prefix_bytes, self.base_offset)
         position, length, count, prefix_bytes, base_offset = (
@@ -181,10 +181,11 @@ class RangeRows(BatchRows["array[int]"]):
 
 
 class SegmentRows:
-    """The batches that the segment at `base` lists, by range; and those staged in it.
+    """The batches that the segment at `base` lists, by range.
 
-    `staged_bytes` counts the entries of these, `moved` says where those are now that were written
-    first at another position. Unless it `is_whole`, damage may hide further batches.
+    `staged_bytes` counts the entries of batches staged in the segment. `moved` maps the position of
+    their first write to the present one, if they were moved. Without `is_whole`, damage may hide
+    rows.
     """
 
     def __init__(self, base: int) -> None:
@@ -196,19 +197,19 @@ class SegmentRows:
 
     @property
     def stream_ids(self) -> set[int]:
-        """The streams that have batches here."""
+        """The streams with batches in the segment."""
         return {stream_id for stream_id, _ in self._ranges}
 
     def add(self, entry: Entry, location: Location, time_ms: int) -> None:
-        """Add the batches of the next entry. Raises LogCorruptionError for an invalid one.
+        """Add the batches of the next entry. Raises LogCorruptionError for an invalid entry.
 
-        A damaged one may have its header only, if it is no TXN_END.
+        A damaged entry may lack its body, unless it is a TXN_END.
         """
         key = (entry.stream_id, entry.range_index)
         if entry.kind is EntryKind.BATCH:
             rows = self._ranges.get(key) or RangeRows()
             rows.append(entry.base_offset, entry.count, location, time_ms)
-            self._ranges[key] = rows  # with its first row, for threads that read at the same time
+            self._ranges[key] = rows  # after the first row, because other threads read meanwhile
         elif entry.kind is EntryKind.TXN_END and entry.count:
             rows = self._ranges.get(key) or RangeRows()
             rows.publish(entry.base_offset, decode_end(entry), self.base, time_ms)
@@ -219,9 +220,9 @@ class SegmentRows:
                 self.moved[entry.base_offset] = location.position
 
     def published_rows(self, live_from: Callable[[RangeKey], int]) -> StagedRows:
-        """Return which batches that were staged are live, by what `live_from` says of a range.
+        """Return the live batches that were staged; `live_from` returns where a range begins.
 
-        May run in any thread, while another one takes more.
+        May run in any thread while another thread adds rows.
         """
         found = [rows.published(live_from(key)) for key, rows in list(self._ranges.items())]
         return StagedRows.together(found)

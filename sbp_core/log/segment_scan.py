@@ -1,8 +1,7 @@
-"""Scanning a segment: its entries, and the damage between them, from the first to the last.
+"""Scan a segment: yield its entries, and the damage between them, in order.
 
-Everything that reads more than single batches of a segment does it by a `SegmentScanner`: a start,
-a check, a repair, the cleaner, copies of ranges, and the scrub. segment_replay.py adds the entries
-up to states.
+`SegmentScanner` is the only code that walks a segment. Recovery, check, repair, the cleaner, the
+indexes of replicas and the scrub consume its entries. segment_replay.py folds them into states.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from sbp_core.segment_format import (
 
 @dataclass(slots=True)
 class Damage:
-    """Bytes from `position` on that are no entry, and why.
+    """Bytes from `position` on that are not an intact entry, and the reason.
 
-    With `header` it is known which entry was there and where the next one starts; without it,
-    that, and how many entries are lost, is not. `proof` says why the bytes must have been synced,
-    if somebody looked for a proof.
+    `header` is set if only the body is damaged: it tells which entry was there and where the next
+    entry starts. Without a header it is unknown how many entries are lost. `proof` says why the
+    bytes must have been synced, if a proof was looked for.
     """
 
     position: int
@@ -51,7 +50,7 @@ class Damage:
     proof: str = ""
 
     def maybe_batch(self) -> tuple[Entry, Location] | None:
-        """Return the BATCH or STAGED entry that was there, without its body, if that is known."""
+        """Return the damaged BATCH or STAGED entry without its body; None for other damage."""
         if self.header is None or self.header.kind not in BATCH_KINDS:
             return None
         return entry_of(self.header), Location(self.position, self.header.length)
@@ -60,7 +59,8 @@ class Damage:
 class SegmentScanner:
     """Reads the entries of one segment in bounded memory, `window_bytes` at a time.
 
-    `position` is where it reads next; `durable_upto` and `time_ms` are those of the last COMMIT.
+    `position` is the position of the next read. `durable_upto` and `time_ms` are the fields of the
+    last COMMIT entry.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SegmentScanner:
         self._window_position = self.position
 
     def entries(self) -> Iterator[tuple[Entry, Location] | Damage]:
-        """Yield each entry but COMMIT, and each damage, as `headers` does."""
+        """Yield each entry except COMMIT, and each damage; bodies are verified."""
         for item in self.headers():
             if isinstance(item, Damage):
                 yield item
@@ -92,10 +92,10 @@ class SegmentScanner:
             yield entry_of(header, body), location
 
     def headers(self) -> Iterator[tuple[EntryHeader, Location] | Damage]:
-        """Yield the header of each entry but COMMIT, and each damage; no other body is verified.
+        """Yield the header of each entry except COMMIT, and each damage; bodies are not verified.
 
-        Behind a damage the iteration goes on where it can: at the entry that begins where the
-        damaged one should end, or at the next group commit that can be found.
+        After damage the scan resumes at the entry that begins where the damaged entry should end,
+        or else at the next group commit.
         """
         while self.position < self._end:
             position = self.position
@@ -103,6 +103,8 @@ class SegmentScanner:
                 header = decode_entry_header(self._view(position, ENTRY_HEADER_BYTES), position)
             except LogCorruptionError as error:
                 yield Damage(position, str(error))
+                # The length may be intact although the header's checksum is not: try it first, so
+                # that one flipped bit does not hide all entries up to the next group commit.
                 self.position = self._maybe_next_entry() or self._next_commit_position()
                 continue
             self.position += header.length
@@ -131,7 +133,7 @@ class SegmentScanner:
         self.durable_upto, self.time_ms = commit.durable_upto, commit.time_ms
 
     def _maybe_next_entry(self) -> int | None:
-        """Return where the next entry is if the length of this one, which is damaged, is right."""
+        """Return the position of the next entry if the length in a damaged header leads to one."""
         length = int.from_bytes(self._view(self.position, ENTRY_HEADER_BYTES)[:4], "big")
         position = self.position + ENTRY_PREFIX_BYTES + length
         try:
@@ -145,7 +147,7 @@ class SegmentScanner:
         return next((position for position, _ in commits), self._end)
 
     def _view(self, position: int, length: int) -> memoryview:
-        """Return `length` bytes, fewer at the end of the file."""
+        """Return `length` bytes; fewer at the end of the file."""
         start = position - self._window_position
         if not 0 <= start <= len(self._window) - length:
             offset = position - self._base
@@ -155,7 +157,7 @@ class SegmentScanner:
 
 
 def read_snapshot(view: SegmentView) -> SnapshotReader:
-    """Return the states as they were at the base of a segment. Raises LogError."""
+    """Return the snapshot with which a segment begins. Raises LogError."""
     path = view.file.path
     scanner = SegmentScanner(view.file, view.segment.base, file_size(view.file))
     snapshot = SnapshotReader()
@@ -170,7 +172,7 @@ def read_snapshot(view: SegmentView) -> SnapshotReader:
 
 
 def find_commits(file: DiskFile, base: int, position: int) -> Iterator[tuple[int, Commit]]:
-    """Yield the intact COMMIT entries from log position `position` on, found by their marker."""
+    """Yield the intact COMMIT entries from log position `position` on. They are found by marker."""
     offset = position - base
     while True:
         data = _pread(file, LOG_SCAN_BYTES, offset)
@@ -184,11 +186,12 @@ def find_commits(file: DiskFile, base: int, position: int) -> Iterator[tuple[int
             hit = data.find(COMMIT_MARKER, hit + len(COMMIT_MARKER))
         if len(data) < LOG_SCAN_BYTES:
             return
+        # Windows overlap, so that an entry that straddles two of them is found.
         offset += len(data) - (COMMIT_BYTES - 1)
 
 
 def maybe_find_proof(file: DiskFile, base: int, position: int) -> int | None:
-    """Return where, after `position`, a COMMIT entry proves that `position` was synced."""
+    """Return the position of a later COMMIT entry that proves that `position` was synced."""
     for candidate, commit in find_commits(file, base, position):
         if commit.durable_upto > position:
             return candidate

@@ -1,7 +1,7 @@
-"""Writing segments: the one that groups are appended to, and whole ones in place of others.
+"""Write segments: append groups to the active segment, or write a whole segment.
 
-A group is a COMMIT entry and its entries, in one write. The COMMIT entry carries how far the log
-was synced before, so the sync of a group is proven by the next one (see recovery/opening.py).
+A group is a COMMIT entry and its entries, in one write. The COMMIT entry says how far the log was
+synced before, so each group proves the sync of the group before it (see recovery/opening.py).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _OWN_KINDS: Final = (EntryKind.COMMIT, *SNAPSHOT_KINDS)
 
 
 class ActiveSegment:
-    """Positions [base, end) of the log, synced up to `synced_upto`.
+    """The segment that groups are appended to: positions [base, end), synced up to `synced_upto`.
 
-    `proven_upto` is up to where the bytes on the disk prove that. After an OSError the contents of
-    the file are unknown: nothing more may be written.
+    The bytes on the disk prove the sync up to `proven_upto`. After an OSError the contents of the
+    file are unknown, and nothing more may be written.
     """
 
     def __init__(self, file: DiskFile, base: int, *, end: int, proven_upto: int) -> None:
@@ -47,33 +47,33 @@ class ActiveSegment:
 
     @classmethod
     def create(cls, disk: Disk, directory: Path, base: int) -> Self:
-        """Create the segment at `base`, durably and without any group. Raises OSError."""
+        """Create the segment at `base` without a group, durably. Raises OSError."""
         file = create_segment(disk, directory, base)
         return cls(file, base, end=base + SEGMENT_HEADER_BYTES, proven_upto=base)
 
     @classmethod
     def open(cls, disk: Disk, directory: Path, base: int, *, end: int, proven_upto: int) -> Self:
-        """Open the segment at `base`, which recovery left synced. Raises OSError."""
+        """Open the segment at `base`, which recovery has synced. Raises OSError."""
         file = disk.open(segment_path(directory, base), is_writable=True)
         return cls(file, base, end=end, proven_upto=proven_upto)
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Path of the file."""
         return self._file.path
 
     @property
     def size(self) -> int:
-        """Bytes that are in it."""
+        """Length in bytes."""
         return self.end - self.base
 
     @property
     def is_proven(self) -> bool:
-        """Whether nothing but an empty group follows the part that is proven to be synced."""
+        """Whether only an empty group follows the part whose sync is proven."""
         return self._proven_upto >= self.end - COMMIT_BYTES
 
     def write(self, entries: Sequence[Entry], time_ms: int) -> tuple[Location, ...]:
-        """Append a group; return where its entries are. Raises OSError."""
+        """Append a group; return the locations of its entries. Raises OSError."""
         start = self.end
         commit = Commit(self.synced_upto, time_ms)
         buffers: list[Buffer] = encode_entry(commit.to_entry(), start)
@@ -92,9 +92,9 @@ class ActiveSegment:
     def sync(self) -> None:
         """Make all groups durable that were written so far. Raises OSError.
 
-        May run in another thread than `write` at the same time.
+        Another thread may `write` at the same time.
         """
-        end = self.end
+        end = self.end  # read first: a group that is written during the sync may miss it
         if self.synced_upto < end:
             failpoint("log.before_sync")
             self._file.fdatasync()
@@ -102,12 +102,12 @@ class ActiveSegment:
             self.synced_upto = end
 
     def view(self, disk: Disk) -> SegmentView:
-        """Open it for reading. Raises OSError."""
+        """Open the segment for reading. Raises OSError."""
         file = disk.open(self.path, is_writable=False)
         return SegmentView(Segment(self.base, self.base, 0), file)
 
     def to_full(self) -> Segment:
-        """Return what it is once nothing more is written to it."""
+        """Return the segment as it is when nothing more is written to it."""
         return Segment(self.base, self.end, self.size)
 
     def close(self) -> None:
@@ -116,10 +116,10 @@ class ActiveSegment:
 
 
 def check_group(entries: Sequence[Entry]) -> int:
-    """Return the bytes that a group takes. Raises LogError if it is over a limit."""
+    """Return the length of a group in bytes. Raises LogError if it is over a limit."""
     total = 0
     for entry in entries:
-        assert entry.kind not in _OWN_KINDS, "the log writes its own"
+        assert entry.kind not in _OWN_KINDS, "only the log writes these kinds"
         if entry.length > LARGEST.frame_bytes:
             raise LogError(
                 f"an entry of {entry.length} bytes is over the limit of {LARGEST.frame_bytes}"
@@ -139,16 +139,15 @@ TimedEntry = tuple[Entry, int]
 def write_segment(
     disk: Disk, path: Path, header: SegmentHeader, entries: Iterable[TimedEntry]
 ) -> tuple[Segment, SegmentRows]:
-    """Write a segment to `path` and return it, and the rows of its batches.
+    """Write a segment to `path`; return it, and the rows of its batches.
 
-    Its bytes are durable then; its name is not yet.
-
-    Raises LogError if the entries take more room than there is before `header.end`, LogWriteError
-    when the disk fails, and what `entries` raises. Then there is no file at `path`.
+    The bytes are durable afterwards, the name is not. Raises LogError if the entries do not fit
+    before `header.end`, LogWriteError when the disk fails, and errors of `entries`. After an error
+    there is no file at `path`.
     """
     try:
         with translate_os_error(LogWriteError, "writing", path):
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # a crash may have left an unfinished file
                 disk.remove(path)
             file = disk.create(path)
             try:
@@ -167,9 +166,9 @@ def write_segment(
 def replace_segment(
     disk: Disk, directory: Path, header: SegmentHeader, entries: Iterable[TimedEntry]
 ) -> None:
-    """Write a segment in place of the file that may have its name, durably. Raises LogError.
+    """Write a segment durably, in place of the file that may have its name. Raises LogError.
 
-    After a crash in here either of the two is there, whole.
+    A crash leaves the old file or the new file, whole.
     """
     path = segment_path(directory, header.base)
     fresh = path.with_name(f"{path.name}{TEMPORARY_SUFFIX}")
@@ -192,7 +191,7 @@ class _WholeSegmentWriter:
         self._rows = SegmentRows(header.base)
 
     def add(self, entry: Entry, time_ms: int) -> None:
-        if time_ms != self._time_ms:
+        if time_ms != self._time_ms:  # an entry has the time of the COMMIT entry before it
             self._put(Commit(self._position, time_ms).to_entry())
             self._time_ms = time_ms
         self._rows.add(entry, self._put(entry), time_ms)

@@ -1,4 +1,4 @@
-"""Limits of a range server that no setting changes: they are passed to its parts from here."""
+"""Limits of a range server that no setting changes. Tests pass smaller ones."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _REMOVAL_INTERVAL_MS: Final = 20_000
 class Bounds:
     """The limits of one range server; the defaults are those of production.
 
-    Intervals in ms: housekeeping looks every `short_check_interval_ms` while the disk is short of
-    space, and after `removal_interval_ms` if something was trimmed or deleted. The wall clock is
-    believed once it has gone evenly for `clock_even_ms`. The transactions of numbered batches are
-    asked about after `staged_ask_ms`; new transactions stage nothing while `stagings_max` are open.
+    Housekeeping runs every `short_check_interval_ms` while the disk is short of space, and
+    `removal_interval_ms` after a trim or deletion. The wall clock is believed after it has gone
+    evenly for `clock_even_ms`. The placement driver is asked about stagings of numbered batches
+    after `staged_ask_ms`. New transactions are refused while `stagings_max` are open.
 
-    Reads: at most `reads_at_work_max` run on threads. A read within the last `tail_window_bytes` of
-    the log is one of the tail. The loop is given way after `fetch_items_per_turn` items of a FETCH.
-    At most `recent_bodies_bytes_max` bytes of the last bodies stay in memory.
+    At most `reads_at_work_max` reads run on threads. A read within the last `tail_window_bytes` of
+    the log is a tail read. A FETCH yields to the loop after `fetch_items_per_turn` items. At most
+    `recent_bodies_bytes_max` bytes of the last bodies stay in memory.
     """
 
     short_check_interval_ms: int = limits.DISK_SHORT_CHECK_INTERVAL_MS

@@ -1,13 +1,13 @@
-"""The ranges that a server hosts: their states and offsets, as the log has them.
+"""The ranges that a server hosts: their states and offsets.
 
-Offsets are assigned when a batch is queued for the next group commit, in queue order, and become
-readable when that commit is durable. So `assigned_offset` runs ahead of `next_offset`, and no
-client ever reads a record that a crash could take back.
+Offsets are assigned when a batch is queued for the next group commit, and become readable when that
+commit is durable. So `assigned_offset` runs ahead of `next_offset`, and no client reads a record
+that a crash could take back.
 
-A replicated range has copies on other servers (replicating/primary.py). Its records are readable
-once they are committed, which a secondary learns from the primary. Only its primary assigns
-offsets. When it is fenced it accepts nothing more, and it is sealed when it is settled: its entries
-are those with which it ends everywhere.
+A replicated range has copies on other servers (replicating/primary.py). Its records become readable
+when they are committed, which a secondary learns from the primary. Only the primary assigns
+offsets. A fenced range accepts nothing more. It is settled when its entries are the decided ones,
+and sealed then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class RangeInput(enum.Enum):
-    """The operations on a hosted range, as inputs of its state machine."""
+    """Operations on a hosted range: the inputs of its state machine."""
 
     APPEND = "append"
     FETCH = "fetch"
@@ -50,7 +50,7 @@ class RangeInput(enum.Enum):
 _OPEN, _FENCED, _SEALED, _DELETED = RangeState
 
 _REVISION_BITS: Final = 62
-"""Random bits of the first revision, so that later ones still fit into an i64."""
+"""Random bits of the first revision. Later revisions still fit into an i64."""
 
 _row: Final = partial(row, RangeInput)
 
@@ -73,11 +73,11 @@ _REACHED_BY: Final = {
     _SEALED: RangeInput.SEAL,
     _DELETED: RangeInput.DELETE,
 }
-"""The input by which a range comes into the state that the log has committed."""
+"""The input that leads into a state of the log."""
 
 
 class HostedRange:
-    """One range on this server. Only the table moves its state, before the log has it or after."""
+    """One range on this server. Only `RangeTable` changes its state."""
 
     def __init__(self, stream_id: int, range_index: int, start_offset: int) -> None:
         self.stream_id = stream_id
@@ -86,68 +86,76 @@ class HostedRange:
         self.start_offset = start_offset
         """Offset of the first record that was not trimmed."""
         self.next_offset = start_offset
-        """Offset after the last record that may be read."""
+        """Offset after the last readable record, the high-water mark."""
         self.assigned_offset = start_offset
         self.is_replicated = False
         self.is_led = False
-        """Whether this process is the primary of the range; one that is not replicated has none."""
+        """Whether this process is the primary of the replicated range."""
         self._committed_offset = start_offset
         """Offset after the last record of a replicated range that is known to be committed."""
         self.durable = Prefix()
-        """The entries of a replicated range that are durable here, of a led one also committed."""
+        """The durable entries of a replicated range here; if it is led here, the committed ones."""
         self._durable_offset = start_offset
+        self._is_end_durable = False
         self.created_at_ms = NO_TIME
-        """When its stream was created, NO_TIME if the log does not have it."""
+        """Creation time of the stream, NO_TIME if the log does not have it."""
         self.revision = -1
-        """That of the table when this range changed last."""
+        """Revision of the table at the last change of this range."""
 
     @property
     def key(self) -> RangeKey:
-        """Its key in the log: (stream id, range index)."""
+        """Key in the log: (stream id, range index)."""
         return self.stream_id, self.range_index
 
     @property
     def end_offset(self) -> int | None:
-        """Offset where the range ends, which is final; None while it is open."""
-        is_final = self.state not in {RangeState.OPEN, RangeState.FENCED}
+        """Offset where the range ends, which is final; None before.
+
+        A seal that waits for the disk is not final. A crash would take the seal back, and batches
+        below it: others must not build on an end that is higher than what is left.
+        """
+        is_final = self.state is RangeState.DELETED or (
+            self.state is RangeState.SEALED and self._is_end_durable
+        )
         return self.assigned_offset if is_final else None
 
     @property
     def is_incomplete_copy(self) -> bool:
-        """Whether other servers may have committed records of the range that are not known here."""
+        """Whether other servers may have committed records that are unknown here."""
         is_led = self.is_led and self.state is RangeState.OPEN
         return self.is_replicated and not is_led and self.end_offset is None
 
     def unknown(self, what: str) -> RangeNotFoundError:
-        """Return the error of a question that an incomplete copy cannot answer."""
+        """Return the error of a request that an incomplete copy cannot answer."""
         return RangeNotFoundError.of(
             f"the copy of range {self.range_index} of stream {self.stream_id} here may lack"
             f" committed entries, so it is not known {what}; ask another server or try again"
         )
 
     def publish(self, logged: LoggedRange) -> None:
-        """Make visible what is committed; what was submitted since then stays.
+        """Apply the committed state; changes that were submitted since then stay.
 
-        A replicated range that is not led here is passed as it is durable.
+        For a replicated range that is not led here, `logged` is the durable state.
         """
         self.start_offset = logged.start_offset
         self.created_at_ms = logged.created_at_ms
         self.is_replicated = logged.is_replicated
         self.durable = logged.prefix or self.durable
         self._durable_offset = logged.next_offset
+        self._is_end_durable = logged.state in {RangeState.SEALED, RangeState.DELETED}
         is_settled = logged.state is RangeState.SEALED
-        if is_settled and self.is_replicated:  # the end may be below what was assigned
+        if is_settled and self.is_replicated:  # the decided end may be below assigned offsets
             self.assigned_offset = logged.next_offset
         self.assigned_offset = max(self.assigned_offset, logged.next_offset)
         if is_settled or self.is_led or not self.is_replicated:
             self._committed_offset = logged.next_offset
         self._show_committed()
         reached_by = _REACHED_BY.get(logged.state)
-        if reached_by is not None:  # refused: a range that was deleted here since stays so
+        if reached_by is not None:  # None from the table: a range deleted since then stays deleted
             self.state = RANGE.maybe_next(self.state, reached_by) or self.state
 
     def note_committed(self, offset: int) -> bool:
-        """Note that the records below `offset` are committed; return whether more is readable."""
+        """Note that records below `offset` are committed; return whether more is readable."""
         before = self.next_offset
         self._committed_offset = max(self._committed_offset, offset)
         self._show_committed()
@@ -157,10 +165,10 @@ class HostedRange:
         self.next_offset = max(self.start_offset, min(self._durable_offset, self._committed_offset))
 
     def receive(self, asked: RangeInput) -> None:
-        """Move on by the table. Raises RangeSealedError or NotFoundError where it refuses.
+        """Change the state by the table. Raises RangeSealedError or NotFoundError for a refusal.
 
-        A replicated range that is not led here refuses appends as a sealed one does: its writers
-        then ask the placement driver for the range that goes on.
+        A replicated range that is not led here refuses appends as a sealed range does, so that its
+        writers ask the placement driver for the open range.
         """
         target = RANGE.maybe_next(self.state, asked)
         is_elsewhere = self.is_replicated and not self.is_led and asked is RangeInput.APPEND
@@ -181,7 +189,7 @@ class HostedRange:
             raise NotFoundError.of(f"stream {self.stream_id} was deleted")
 
     def assign(self, record_count: int) -> int:
-        """Assign the next `record_count` offsets to a batch; return the first."""
+        """Assign the next `record_count` offsets; return the first."""
         self.receive(RangeInput.APPEND)
         base_offset = self.assigned_offset
         if base_offset + record_count >= 2**63:
@@ -193,17 +201,17 @@ class HostedRange:
 
 
 class RangeTable:
-    """All ranges of a server, by stream and index. Committed entries change it, and `move`.
+    """All ranges of a server, by stream and index. `publish` and `move` change them.
 
-    `revision` counts the changes of ranges, from a random number on, so that a revision of an
-    earlier start of the server is not taken for one of this start.
+    `revision` counts changes from a random number on, so that a revision from before a restart is
+    not mistaken for a revision of this process.
     """
 
     def __init__(self, ranges: Iterable[LoggedRange] = ()) -> None:
         self._streams: dict[int, dict[int, HostedRange]] = {}
         self._latest: dict[int, HostedRange] = {}
         self._foreign: dict[int, StatusError] = {}
-        """Why streams are refused whose ids the placement driver gave to others."""
+        """The refusal of each stream whose id the placement driver gave to another stream."""
         self._by_change: OrderedDict[RangeKey, HostedRange] = OrderedDict()
         self._first_revision = self.revision = secrets.randbits(_REVISION_BITS)
         for logged in ranges:
@@ -218,7 +226,7 @@ class RangeTable:
         ]
 
     def may_be_another(self, stream_id: int, created_at_ms: int) -> bool:
-        """Whether a stream of that time is another one than what is here under its id."""
+        """Whether the stream here with this id was created at another time."""
         held = max(
             (each.created_at_ms for each in self._streams.get(stream_id, {}).values()),
             default=NO_TIME,
@@ -226,9 +234,9 @@ class RangeTable:
         return NO_TIME not in {held, created_at_ms} and held != created_at_ms
 
     def is_own(self, stream_id: int, created_at_ms: int) -> bool:
-        """Whether the placement driver's stream of this id is the one that is here, if any is.
+        """Whether the stream here, if any, is the placement driver's stream with this id.
 
-        If it is another one, what is here under the id is refused from now on.
+        If it is another stream, the stream here is refused from now on.
         """
         is_other = self.may_be_another(stream_id, created_at_ms)
         if is_other and stream_id not in self._foreign:
@@ -246,17 +254,17 @@ class RangeTable:
         return not is_other
 
     def has_stream(self, stream_id: int) -> bool:
-        """Whether any range of the stream is hosted here, deleted ones included."""
+        """Whether any range of the stream is hosted here, also a deleted one."""
         return stream_id in self._streams
 
     def has_range(self, stream_id: int, range_index: int) -> bool:
-        """Whether this very range is hosted here."""
+        """Whether a range is hosted here."""
         return range_index in self._streams.get(stream_id, ())
 
     def has_whole_ranges(self, stream_id: int, range_indexes: range) -> bool:
-        """Whether all these ranges are hosted here, with the entries with which they end.
+        """Whether all these ranges are hosted here with all their entries.
 
-        A replicated range has these only once it is settled.
+        A replicated range has them only when it is settled.
         """
         own = self._streams.get(stream_id, {})
         return all(
@@ -266,7 +274,7 @@ class RangeTable:
         )
 
     def replicated(self) -> list[HostedRange]:
-        """Return the replicated ranges that are not settled here, deleted ones left out."""
+        """Return the replicated ranges that are neither settled nor deleted here."""
         return [
             hosted
             for ranges in self._streams.values()
@@ -275,7 +283,7 @@ class RangeTable:
         ]
 
     def lacks(self, stream_id: int, range_index: int, *, is_append: bool) -> bool:
-        """Whether the placement driver may know a range that is wanted and not known here."""
+        """Whether a request needs a range that only the placement driver may know."""
         latest = self._latest.get(stream_id)
         if latest is None:
             return True
@@ -288,7 +296,7 @@ class RangeTable:
         return is_unknown or (is_append and is_over)
 
     def ranges_of(self, stream_id: int) -> list[HostedRange]:
-        """Return the stream's ranges here, oldest first. Raises RangeNotFoundError if none is."""
+        """Return the stream's ranges here, by index. Raises RangeNotFoundError if there is none."""
         ranges = self._streams.get(stream_id)
         if not ranges:
             raise _not_found(stream_id, -1)
@@ -296,17 +304,17 @@ class RangeTable:
         return [ranges[range_index] for range_index in sorted(ranges)]
 
     def bounds_of(self, stream_id: int) -> tuple[int, int]:
-        """Return [start, next) of what the server has of a stream. Raises RangeNotFoundError."""
+        """Return the bounds [start, next) of a stream here. Raises RangeNotFoundError."""
         ranges = self.ranges_of(stream_id)
         return first_offset(ranges), ranges[-1].next_offset
 
     def maybe_range(self, key: RangeKey) -> HostedRange | None:
-        """Return a range, also one that is refused; None if it is not hosted here."""
+        """Return a range, also of a refused stream; None if it is not hosted here."""
         stream_id, range_index = key
         return self._streams.get(stream_id, {}).get(range_index)
 
     def range_at(self, stream_id: int, range_index: int) -> HostedRange:
-        """Return a range; index -1 means the stream's latest here. Raises RangeNotFoundError."""
+        """Return a range; index -1 means the stream's latest range. Raises RangeNotFoundError."""
         if range_index < 0:
             hosted = self._latest.get(stream_id)
         else:
@@ -317,7 +325,7 @@ class RangeTable:
         return hosted
 
     def publish(self, logged: LoggedRange) -> None:
-        """Apply what the log has committed of a range, new or known."""
+        """Apply the committed state of a range, new or known."""
         ranges = self._streams.setdefault(logged.stream_id, {})
         hosted = ranges.get(logged.range_index)
         if hosted is None:
@@ -328,21 +336,21 @@ class RangeTable:
         self._on_changed(hosted)
 
     def note_committed(self, hosted: HostedRange, offset: int) -> bool:
-        """Let more of a replicated range be read; return whether that is more than before."""
+        """Note committed records of a replicated range; return whether more is readable."""
         is_more = hosted.note_committed(offset)
         if is_more:
             self._on_changed(hosted)
         return is_more
 
     def move(self, hosted: HostedRange, asked: RangeInput) -> None:
-        """Let a range go into another state before the log has it. Raises as `receive` does."""
+        """Change the state of a range before the log has it. Raises as `receive`."""
         hosted.receive(asked)
         self._on_changed(hosted)
 
     def maybe_changed(self, since_revision: int, count_max: int) -> list[HostedRange] | None:
-        """Return the ranges that changed since a revision, those that changed last first.
+        """Return the ranges that changed since a revision, the latest change first.
 
-        None if they are more than `count_max`, or if the revision is not of this table.
+        None for more than `count_max` ranges, or for a revision of another table.
         """
         if not self._first_revision <= since_revision <= self.revision:
             return None
@@ -368,15 +376,15 @@ class RangeTable:
 
 
 def first_offset(ranges: Sequence[HostedRange]) -> int:
-    """Return where the ranges of a stream begin; ranges that were trimmed away do not count."""
+    """Return the start of a stream's ranges; ranges that were trimmed away do not count."""
     held = (each for each in ranges if each.start_offset < each.next_offset)
     return next(held, ranges[-1]).start_offset
 
 
 def check_latest(latest: HostedRange, range_index: int) -> None:
-    """Raise unless an append that names a range means its stream's latest one; -1 names none.
+    """Raise unless `range_index` is -1 or the index of the stream's `latest` range.
 
-    RangeSealedError for an earlier one, RangeNotFoundError for a later one.
+    Raises RangeSealedError for an earlier range, RangeNotFoundError for a later range.
     """
     if range_index < 0 or range_index == latest.range_index:
         return
@@ -389,7 +397,7 @@ def check_latest(latest: HostedRange, range_index: int) -> None:
 
 
 def unsettled(stream_id: int, range_index: int) -> RangeNotFoundError:
-    """Return the error of a repeat in a range that has ended, and may be on too few disks."""
+    """Return the error of a repeat in an ended range, which may be on too few disks."""
     return RangeNotFoundError.of(
         f"range {range_index} of stream {stream_id} has ended, and it is not known yet that enough"
         " servers have settled it, so what was done in it is not confirmed again; try again"

@@ -1,9 +1,8 @@
-"""The ranges of this server: looked up at the placement driver, stored in the log, then served.
+"""The ranges of this server: look them up at the placement driver, log them, serve them.
 
-A range that a request names and the table does not know is looked up at the placement driver
-(LIST_RANGES for this server) and written to the log before it is used. All requests that wait for
-the same stream share one look-up. An announcement (SYNC_RANGES) only starts such a
-look-up early: any peer can send one, so its contents are not trusted.
+A range that the table does not know is looked up at the placement driver (LIST_RANGES for this
+server) and written to the log before it is used. Requests for the same stream share one look-up. An
+announcement (SYNC_RANGES) only starts a look-up early: any peer can send one, so it is not trusted.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from sbp_core.wire.headers import SealCause, StreamRange, TxnPart
 
 
 class StreamWaiters:
-    """Waiting FETCHes by stream: a commit to the stream wakes them."""
+    """Waiting FETCHes by stream. A commit to the stream wakes them."""
 
     def __init__(self) -> None:
         self._events: dict[int, set[asyncio.Event]] = {}
         self.is_closing = False
-        """Whether the server drains, so that no call should wait any longer."""
+        """Whether the server drains, so that no call may wait any longer."""
 
     @contextmanager
     def watch(self, stream_ids: Iterable[int]) -> Iterator[asyncio.Event]:
-        """Give an event that is set by each `notify` of these streams, and by `close`."""
+        """Yield an event that `notify` of these streams and `close` set."""
         event = asyncio.Event()
         watched = set(stream_ids)
         for stream_id in watched:
@@ -64,12 +63,12 @@ class StreamWaiters:
                     del self._events[stream_id]
 
     def notify(self, stream_id: int) -> None:
-        """Wake those that wait for the stream."""
+        """Wake the FETCHes that wait for a stream."""
         for event in self._events.get(stream_id, ()):
             event.set()
 
     def close(self) -> None:
-        """Wake all: they are answered with what there is."""
+        """Wake all FETCHes, now and later: they are answered with what there is."""
         self.is_closing = True
         for event in chain.from_iterable(self._events.values()):
             event.set()
@@ -80,35 +79,35 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacedRange:
-    """A range that is placed on this server, and the writers before it, empty if unknown."""
+    """A range placed on this server, and the writers before it, empty if unknown."""
 
     stream_range: StreamRange
     writers: bytes = b""
 
 
 class DriverPort(Protocol):
-    """The requests of a range server to the placement driver. Everything raises SbpError."""
+    """The requests of a range server to the placement driver. All methods raise SbpError."""
 
-    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> dict[RangeKey, PlacedRange]:
         """Return the ranges of these streams that are placed on this server."""
 
     async def list_ranges(self, stream_id: int) -> list[StreamRange]:
         """Return all ranges of a stream, in order."""
 
     async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
-        """Return how long these streams are kept, those that are unknown left out."""
+        """Return the retention of these streams; unknown streams are left out."""
 
     async def report_trims(self, offsets: Mapping[int, int]) -> None:
         """Record that streams begin at these offsets."""
 
     async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
-        """Return the staged parts among these that will never be published."""
+        """Return the parts that will never be published."""
 
     async def announce_leaving(self) -> None:
-        """Let this server get no new ranges any more: it is about to stop."""
+        """Ask for no new ranges on this server, which is about to stop."""
 
     async def ask_to_seal(self, ranges: Sequence[RangeKey], cause: SealCause) -> set[int]:
-        """Ask that streams go on in new ranges, behind these; return those that do not."""
+        """Ask to seal ranges, so that streams go on in new ones; return the streams that do not."""
 
     @property
     def server_id(self) -> int:
@@ -132,27 +131,27 @@ class RangeHost:
         self.primary = PrimaryRanges(
             self._show, lambda: placement.server_id, self._find_servers, self._settled, tls
         )
-        """The replicated ranges of which this process is the primary."""
+        """The replicated ranges that this process leads."""
         self.on_ended: Callable[[Sequence[StreamRange]], None] = lambda _: None
-        """Called with replicated ranges of which it is decided where they end."""
+        """Called with replicated ranges whose ends are decided."""
         self.half_sealed: set[RangeKey] = set()
-        """Ranges that are sealed here and that the placement driver lists as open: it was stopped
-        in between, and their streams have no range that accepts appends."""
+        """Ranges that are sealed here and open at the placement driver, which was stopped in
+        between. Their streams have no range that accepts appends."""
         self._to_lead: dict[RangeKey, PlacedRange] = {}
-        """Ranges that this process leads as soon as the log has them."""
+        """Ranges that this process leads when the log has them."""
         self.table = table
         self.removal_count = 0
-        """Trims and deletions so far."""
+        """Number of trims and deletions since the start."""
         self.writers = writers
         self._committer = committer
         self._waiters = waiters
         self._placement = placement
         self._lookups: dict[int, asyncio.Task[None]] = {}
         self._known_before: dict[int, int] = {}
-        """The last range of each stream whose writers were found to be known: they stay known."""
+        """The last range of each stream whose writers are known. They stay known."""
 
     def publish(self, ranges: Iterable[LoggedRange]) -> None:
-        """Make visible what a durable group changed, as far as it is committed."""
+        """Make the changes of a durable group visible, as far as they are committed."""
         for logged in ranges:
             placed = self._to_lead.pop(logged.key, None)
             self.primary.on_durable(logged)
@@ -160,14 +159,14 @@ class RangeHost:
                 self._lead(logged, placed)
 
     def note_committed(self, hosted: HostedRange, offset: int) -> None:
-        """Let the records of a copy be read that its primary reports as committed."""
+        """Make records of a copy readable that its primary reports as committed."""
         if self.table.note_committed(hosted, offset):
             self._waiters.notify(hosted.stream_id)
 
     def check_secondary(self, hosted: HostedRange) -> None:
-        """Raise unless another server may send entries of a range: it is open, and led there.
+        """Raise RangeSealedError or InvalidRequestError unless another server may send entries.
 
-        RangeSealedError, InvalidRequestError.
+        The range must be open, and led by another server.
         """
         if hosted.state is not RangeState.OPEN:
             raise RangeSealedError.of(
@@ -183,7 +182,7 @@ class RangeHost:
     def may_drop(self, stream_id: int, range_index: int) -> bool:
         """Whether staged batches of a range may be dropped here.
 
-        While a replicated range is open its primary alone may; afterwards each server may.
+        While a replicated range is open only its primary may drop, afterwards each server.
         """
         hosted = self.table.maybe_range((stream_id, range_index))
         if hosted is None or not hosted.is_replicated:
@@ -192,15 +191,16 @@ class RangeHost:
         return is_led or hosted.end_offset is not None
 
     def _show(self, logged: LoggedRange) -> None:
-        """Make visible how a range is, and wake the FETCHes that wait for it."""
+        """Make the state of a range visible, and wake the FETCHes that wait for it."""
         self.table.publish(logged)
         self._waiters.notify(logged.stream_id)
 
     def _lead(self, logged: LoggedRange, placed: PlacedRange) -> None:
-        """Become the primary of a range; its first entry has the writers before it."""
+        """Become the primary of a range. Its first entry has the writers before it."""
         where = placed.stream_range
         members = RangeMembers(self._others_of(where), where.ack_count)
-        hosted = self.table.range_at(*logged.key)
+        hosted = self.table.maybe_range(logged.key)
+        assert hosted is not None
         hosted.is_led = True
         self.primary.lead(logged, members)
         writers = placed.writers
@@ -218,33 +218,30 @@ class RangeHost:
         )
 
     async def _find_servers(self, key: RangeKey) -> tuple[str, ...]:
-        """Ask the placement driver which other servers have a range now."""
-        placed = await self._placement.list_hosted_ranges([key[0]])
-        ranges = (each.stream_range for each in placed)
-        here = (each for each in ranges if (each.stream_id, each.range_index) == key)
-        return next(map(self._others_of, here), ())
+        """Return the addresses of the other servers that have a range now."""
+        placed = (await self._placement.list_hosted_ranges([key[0]])).get(key)
+        return () if placed is None else self._others_of(placed.stream_range)
 
-    def lacking(
-        self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False
-    ) -> list[tuple[int, int]]:
-        """Return the (stream id, range index) pairs that are not known here.
+    async def learn(self, wanted: Iterable[RangeKey], *, is_append: bool = False) -> None:
+        """Look up the ranges among `wanted` that are not known here.
 
-        Index -1 means any range of the stream; `is_append` asks for an open one.
+        Range index -1 means any range of the stream; `is_append` asks for an open range. Returns
+        without a turn of the event loop if all are known. Raises nothing for a range that stays
+        unknown: the request for it is refused.
         """
-        return [each for each in wanted if self.table.lacks(*each, is_append=is_append)]
 
-    async def learn(self, wanted: Iterable[tuple[int, int]], *, is_append: bool = False) -> None:
-        """Look up those that are `lacking`.
+        def lacking(keys: Iterable[RangeKey]) -> list[RangeKey]:
+            return [each for each in keys if self.table.lacks(*each, is_append=is_append)]
 
-        Never raises for a single stream: a request for a range that stays unknown is refused.
-        """
-        lacking = self.lacking(wanted, is_append=is_append)
-        if not lacking:
+        unknown = lacking(wanted)
+        if not unknown:
             return
-        unknown = {stream_id for stream_id, _ in lacking}
-        pending = self._lookups_of(unknown)
-        with self._waiters.watch(unknown) as changed:
-            while pending and self.lacking(lacking, is_append=is_append):
+        stream_ids = {stream_id for stream_id, _ in unknown}
+        pending = self._lookups_of(stream_ids)
+        # A look-up may be for many streams, and its commit publishes ranges before its task ends:
+        # so wait for changes as well.
+        with self._waiters.watch(stream_ids) as changed:
+            while pending and lacking(unknown):
                 changed.clear()
                 announced = asyncio.create_task(changed.wait())
                 try:
@@ -256,20 +253,20 @@ class RangeHost:
                 pending = {task for task in pending if task not in done}
 
     def look_up_soon(self, stream_id: int) -> None:
-        """Ask the placement driver for a stream, in the background."""
+        """Look up a stream in the background."""
         self._lookups_of([stream_id])
 
     def look_up_ended(self, announced: Iterable[StreamRange]) -> None:
-        """Ask the placement driver where copies end that are said to have ended."""
+        """Look up copies in the background that are announced as ended."""
         for where in announced:
-            if self._is_ended(PlacedRange(where)):
+            if self._is_ended(where):
                 self.look_up_soon(where.stream_id)
 
     def knows_writers(self, stream_id: int, range_index: int) -> bool:
-        """Whether the writers that appended to a stream before a range of it are known here.
+        """Whether the writers before a range of a stream are known here.
 
-        There are none before the first range. Otherwise the range before has to be here with its
-        own writers known, or the placement driver has sent them.
+        There are none before the first range. For another range the range before must be here with
+        known writers, or the placement driver has sent them.
         """
         first = max(self.writers.known_from(stream_id), self._known_before.get(stream_id, 0))
         if not self.writers.is_known(stream_id):
@@ -280,10 +277,10 @@ class RangeHost:
         return is_known
 
     def final_below(self, latest: HostedRange, *, has_writers: bool) -> float:
-        """Return the offset below which no batch of a stream that the log has will be cut.
+        """Return the offset below which no logged batch of a stream can be truncated any more.
 
-        A copy that is not settled may have entries that were never committed. `has_writers` says
-        that the ranges before the `latest` one are settled here, or do not matter.
+        A copy that is not settled may have entries that were never committed. With `has_writers`
+        the ranges before `latest` are settled here, or do not matter.
         """
         ranges = [latest] if has_writers else self.table.ranges_of(latest.stream_id)
         return min((each.next_offset for each in ranges if each.is_incomplete_copy), default=inf)
@@ -291,10 +288,10 @@ class RangeHost:
     def may_acknowledge(
         self, stream_id: int, *, range_index: int | None = None, offset: int = -1
     ) -> bool:
-        """Whether a repeat of what the log has in a range, or at an offset, may be acknowledged.
+        """Whether the repeat of an entry in a range, or at an offset, may be acknowledged.
 
-        Entries of an open range here are committed. In one that has ended they may be on too few
-        disks: that is looked up in the background if it is not known.
+        Entries of an open range here are committed. Entries of an ended range may be on too few
+        disks. If that is unknown, it is looked up in the background.
         """
         ranges = self.table.ranges_of(stream_id)
         if not ranges[-1].is_replicated:
@@ -307,9 +304,9 @@ class RangeHost:
         return self._settled.has(stream_id, range_index=range_index, offset=offset)
 
     def writers_at_end(self, sealed: HostedRange) -> bytes:
-        """Return the writers at the end of a sealed range as they go over the wire.
+        """Return the bytes of the writers at the end of a sealed range.
 
-        Empty if no writer appended to it, or if it is not the last range here.
+        Empty if they are unknown, or if the range is not the last range here.
         """
         is_last = self.table.range_at(sealed.stream_id, -1) is sealed
         if not is_last or not self.knows_writers(*sealed.key):
@@ -317,11 +314,10 @@ class RangeHost:
         return encode_writers(self.writers.writers_of(sealed.stream_id))
 
     async def seal(self, stream_id: int, range_index: int) -> HostedRange:
-        """Seal a range that was learned; return it once that is durable. A seal is final.
+        """Seal a known range; return it when the seal is durable. A seal is final.
 
-        A replicated range is fenced: it accepts nothing more, and is sealed when it is settled.
-
-        Raises RangeNotFoundError, NotFoundError, LogWriteError.
+        A replicated range is fenced instead: it accepts nothing more, and is sealed when it is
+        settled. Raises RangeNotFoundError, NotFoundError, LogWriteError.
         """
         hosted = self.table.range_at(stream_id, range_index)
         if hosted.is_replicated:
@@ -335,17 +331,17 @@ class RangeHost:
         return hosted
 
     async def _fence(self, hosted: HostedRange) -> None:
-        """Return once everything that was accepted before is durable, and that no more is."""
+        """Fence a range; return when the fence, and everything accepted before, is durable."""
         if hosted.state is RangeState.OPEN:
             self.table.move(hosted, RangeInput.FENCE)
             failpoint("range.before_fence")
             await self._committer.submit([fenced_entry(hosted.key)])
             failpoint("range.after_fence")
         else:
-            await self._committer.submit([])
+            await self._committer.submit([])  # done behind everything that was submitted before
 
     async def delete(self, stream_id: int) -> None:
-        """Refuse the stream from now on, durably. Raises RangeNotFoundError if it is not here."""
+        """Delete a stream durably, and refuse it from now on. Raises RangeNotFoundError."""
         self.removal_count += 1
         for hosted in self.table.ranges_of(stream_id):
             self.table.move(hosted, RangeInput.DELETE)
@@ -353,11 +349,11 @@ class RangeHost:
         await self._committer.submit([Entry(EntryKind.STREAM_DELETED, stream_id, -1, 0, 0)])
 
     async def trim(self, stream_id: int, offset: int) -> HostedRange:
-        """Refuse to serve records below `offset`, durably; return the first range with records.
+        """Trim a stream to `offset`, durably; return the first range with records.
 
-        This is about all ranges of the stream that were learned; batches stay on the disk. Raises
-        RangeNotFoundError, NotFoundError, LogWriteError, and OffsetOutOfRangeError for an offset
-        beyond the tail of the open range.
+        All known ranges of the stream are trimmed. The cleaner frees their batches later. Raises
+        RangeNotFoundError, NotFoundError, LogWriteError, OffsetOutOfRangeError for an offset beyond
+        the tail of the open range.
         """
         ranges = self.table.ranges_of(stream_id)
         last = ranges[-1]
@@ -376,7 +372,7 @@ class RangeHost:
         return next((each for each in ranges if each.start_offset < each.next_offset), last)
 
     async def confirm(self, announced: Iterable[StreamRange]) -> None:
-        """Look up streams at the placement driver that may not be those of their ids here."""
+        """Look up announced streams whose ids may belong to other streams here; wait for that."""
         doubtful = {
             each.stream_id
             for each in announced
@@ -386,7 +382,7 @@ class RangeHost:
             await asyncio.wait(self._lookups_of(doubtful))
 
     def _lookups_of(self, stream_ids: Collection[int]) -> set[asyncio.Task[None]]:
-        """Return the look-ups of streams; one begins for all that are not looked up already."""
+        """Return the look-ups of streams. Begins one for streams that are not looked up already."""
         fresh = [stream_id for stream_id in stream_ids if stream_id not in self._lookups]
         if fresh:
             task = asyncio.create_task(self._look_up(fresh))
@@ -395,26 +391,27 @@ class RangeHost:
 
     async def _look_up(self, stream_ids: Sequence[int]) -> None:
         try:
-            found = await self._placement.list_hosted_ranges(stream_ids)
-            ends = {
-                (each.stream_id, each.range_index): each.end_offset
-                for each in (placed.stream_range for placed in found)
-            }
+            listed = await self._placement.list_hosted_ranges(stream_ids)
+            found = {key: each for key, each in listed.items() if self._is_own(each.stream_range)}
             entries = [
                 entry
-                for each in found
-                if self._continues(each.stream_range, ends)
+                for each in found.values()
+                if self._continues(each.stream_range, found)
                 for entry in self._news_of(each)
             ]
             if entries:
                 await self._committer.submit(entries)
-            self._note_half_sealed(each.stream_range for each in found)
-            self.on_ended([each.stream_range for each in found if self._is_ended(each)])
+            ranges = [each.stream_range for each in found.values()]
+            self._note_half_sealed(ranges)
+            self.on_ended(list(filter(self._is_ended, ranges)))
         except SbpError as error:
             _LOG.warning("range look-up failed streams=%d error=%s", len(stream_ids), error)
         finally:
             for stream_id in stream_ids:
                 self._lookups.pop(stream_id, None)
+
+    def _is_own(self, where: StreamRange) -> bool:
+        return self.table.is_own(where.stream_id, where.created_at_ms)
 
     def _note_half_sealed(self, listed: Iterable[StreamRange]) -> None:
         for where in listed:
@@ -423,19 +420,19 @@ class RangeHost:
                 is_half = where.end_offset < 0 and hosted.state is RangeState.SEALED
                 (self.half_sealed.add if is_half else self.half_sealed.discard)(hosted.key)
 
-    def _continues(self, where: StreamRange, ends: Mapping[tuple[int, int], int]) -> bool:
-        """Whether a new range starts where the one before ends, if that one is known.
+    def _continues(self, where: StreamRange, listed: Mapping[RangeKey, PlacedRange]) -> bool:
+        """Whether a new range starts where the range before it ends, if that end is known.
 
-        For that end the log here has precedence over `ends`, those listed. A range that starts
-        elsewhere is not hosted: records would be lost, or offsets assigned twice.
+        The log here has precedence over what is `listed`. A range that starts elsewhere is not
+        hosted: records would be lost, or offsets assigned twice.
         """
         if where.end_offset >= 0 or self.table.has_range(where.stream_id, where.range_index):
             return True
         before = (where.stream_id, where.range_index - 1)
-        end_offset = ends.get(before, -1)
-        if self.table.has_range(*before):
-            known = self.table.range_at(*before).end_offset
-            end_offset = end_offset if known is None else known
+        end_offset = listed[before].stream_range.end_offset if before in listed else -1
+        here = self.table.maybe_range(before)
+        if here is not None and here.end_offset is not None:
+            end_offset = here.end_offset
         if end_offset in {-1, where.start_offset}:
             return True
         _LOG.error(
@@ -445,32 +442,26 @@ class RangeHost:
         )
         return False
 
-    def _is_ended(self, placed: PlacedRange) -> bool:
+    def _is_ended(self, where: StreamRange) -> bool:
         """Whether a replicated range has ended, and is not settled here."""
-        where = placed.stream_range
-        key = (where.stream_id, where.range_index)
-        return (
-            where.end_seq >= 0
-            and self.table.has_range(*key)
-            and self.table.range_at(*key).end_offset is None
-        )
+        hosted = self.table.maybe_range((where.stream_id, where.range_index))
+        return where.end_seq >= 0 and hosted is not None and hosted.end_offset is None
 
     def _news_of(self, placed: PlacedRange) -> Iterator[Entry]:
-        """Yield what the log lacks of a range: that it is here, and the writers before an open one.
+        """Yield the entries that the log lacks of a range: its creation, and the writers before it.
 
-        A range that has ended is new here if this server is to have a copy. An open one that is
-        replicated gets these from its primary. That is this process if it is listed first and the
-        range is new here; a range that is in the log since before the start has none.
+        An ended range is new here if this server is to get a copy. A replicated range gets the
+        writers from its primary. This process is the primary if this server is listed first and the
+        range is new here. A range that is in the log since before the start has no primary.
         """
         where = placed.stream_range
         is_copy = where.end_seq >= 0
-        is_over = where.end_offset >= 0 and not is_copy
-        if not self.table.is_own(where.stream_id, where.created_at_ms) or is_over:
+        if where.end_offset >= 0 and not is_copy:
             return
         key = (where.stream_id, where.range_index)
         is_replicated = is_copy or len(where.servers) > 1
         if not self.table.has_range(*key):
-            if is_replicated and not is_copy and self._is_first(where):
+            if is_replicated and not is_copy and self.is_first(where):
                 self._to_lead[key] = placed
             yield range_created(
                 *key, where.start_offset, where.created_at_ms, is_replicated=is_replicated
@@ -481,12 +472,13 @@ class RangeHost:
         if placed.writers and is_here and not is_copy and not self.knows_writers(*key):
             yield from self._writers_entry(where, placed.writers)
 
-    def _is_first(self, where: StreamRange) -> bool:
+    def is_first(self, where: StreamRange) -> bool:
+        """Whether this server is listed first of a range: its primary, if it has one."""
         first = where.servers[0].server
         return first is not None and first.server_id == self._placement.server_id
 
     def _writers_entry(self, where: StreamRange, writers: bytes) -> list[Entry]:
-        """Return the entry that says which writers there were before a range."""
+        """Return the entry with the writers before a range, none if their bytes are invalid."""
         key = (where.stream_id, where.range_index)
         try:
             count = len(decode_writers(writers))

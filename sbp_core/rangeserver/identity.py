@@ -1,12 +1,11 @@
 """The small files of a range server beside its log.
 
-`identity.json` holds its id, its cluster and the secret that proves it, readable by its owner only.
-It is written atomically: once, and again where a server of an earlier version had no secret.
+`identity.json` has the server's id, its cluster and the secret that proves the id, readable by the
+owner only. It is written atomically: once, and again if an earlier version wrote no secret.
 
-`driver-commit.json` holds the last commit that the placement driver reported to this server.
-Heartbeats send it back, so that a placement driver notices when its store is older than it was. A
-server without the file, or after a power cut, has nothing to compare. Its checksum keeps a damaged
-file from accusing a store that is right.
+`driver-commit.json` has the last commit that the placement driver reported to this server.
+Heartbeats send it back, so that a placement driver notices an older copy of its store. The checksum
+keeps a damaged file from accusing an intact store.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ IDENTITY_NAME: Final = "identity.json"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A range server's place in a cluster; the secret is empty if it never had one."""
+    """The id of a range server in a cluster; an earlier version wrote no secret."""
 
     server_id: int
     cluster_id: str
@@ -76,7 +75,7 @@ def check_log_is_there(data_dir: Path, disk: Disk) -> Identity | None:
 
 
 def remedy_without_identity(data_dir: Path) -> str:
-    """Return what to do where nothing says whose folder it is."""
+    """Return the remedy for a folder without an identity."""
     return (
         f"{IDENTITY_NAME} names the server that owns this folder: put it back from a copy. Without"
         f" one, what is in the log cannot be served any more: move {data_dir} away to start as a"
@@ -89,7 +88,7 @@ _NO_NUMBER: Final = -1
 
 
 class DriverCommit:
-    """The number of a commit and the life of the store it was made in; -1 and none if unknown."""
+    """The number of a commit, and the incarnation (`life`) of its store; -1 and None if unknown."""
 
     def __init__(self, data_dir: Path, disk: Disk) -> None:
         self._path = data_dir / DRIVER_COMMIT_NAME
@@ -97,7 +96,7 @@ class DriverCommit:
         self.number, self.life = read_driver_commit(self._path)
 
     def note(self, number: int, life: str | None) -> None:
-        """Store what the placement driver reported; without a life nothing changes."""
+        """Store the reported commit; ignore a commit without an incarnation."""
         if not life or (number, life) == (self.number, self.life):
             return
         self.number, self.life = number, life
@@ -105,6 +104,6 @@ class DriverCommit:
 
 
 def read_driver_commit(path: Path) -> tuple[int, str | None]:
-    """Return the number and the life in a file; -1 and None if it is missing or unreadable."""
+    """Return number and incarnation from a file; -1 and None if it is missing or unreadable."""
     noted = maybe_note(path, {"number": int, "life": str})
     return (_NO_NUMBER, None) if noted is None else (noted["number"], noted["life"])

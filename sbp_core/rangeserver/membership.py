@@ -1,4 +1,4 @@
-"""The range server's side of the cluster: its id, its heartbeats, what the PD places on it."""
+"""The membership of a range server in a cluster: its id, heartbeats, and requests to the PD."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import structs
 
@@ -28,6 +28,7 @@ from sbp_core.errors import (
 )
 from sbp_core.log.boundaries import HighWaterKeeper
 from sbp_core.log.disk import Disk
+from sbp_core.log.states.range_states import RangeKey
 from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.housekeeping.retention import Retention
 from sbp_core.rangeserver.identity import DriverCommit, Identity, load_identity, store_identity
@@ -73,15 +74,17 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
 _LOG: Final = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
+_Response = TypeVar("_Response")
 _BEAT_MS_MIN: Final = 10
 """The shortest pause between heartbeats that a placement driver may ask for."""
 
 
 class Membership:
-    """Keeps this server known to the placement drivers: to the one that leads, and to the others.
+    """Keeps this server known to the placement drivers, leader and followers.
 
-    `refused` ends with the error when the placement driver says that this server is not of its
-    cluster: then it must stop, and keep its data.
+    `refused` is done with an error when the placement driver says that this server is not part of
+    its cluster. The server must stop then, and keep its data.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class Membership:
         self._disk = disk
         self._interval_ms = heartbeat_interval_ms
         self._beat_ms = heartbeat_interval_ms
-        """Pause between heartbeats, which the placement driver may want more often than loads."""
+        """Pause between heartbeats. The placement driver may ask for a shorter one."""
         self._measure = measure
         self._client = AsyncClient(
             placement_drivers,
@@ -112,7 +115,7 @@ class Membership:
         )
         self._identity: Identity | None = None
         self._has_trusted_driver = True
-        """Whether the placement driver keeps secrets; one of an earlier version does not."""
+        """Whether the placement driver proves itself. Earlier versions do not."""
         self._advertise_addr = ""
         self.is_driver_reached = False
         """Whether the last heartbeat was answered."""
@@ -133,9 +136,9 @@ class Membership:
         return (self._identity.cluster_id or None) if self._identity is not None else None
 
     def greet_driver(self, request: HeartbeatRequest, standing: Standing) -> None:
-        """Let the peer have the standing of the placement driver, if it proves to be that.
+        """Give the peer the standing of the placement driver, if it proves to be that.
 
-        Raises PermissionDeniedError, with the challenge, if not.
+        Raises PermissionDeniedError with the challenge otherwise.
         """
         if self._identity is None or not self._has_trusted_driver:
             return
@@ -149,7 +152,7 @@ class Membership:
         standing.is_placement_driver = True
 
     def check_driver(self, standing: Standing, what: str) -> None:
-        """Raise PermissionDeniedError unless a peer may ask for what is the placement driver's."""
+        """Raise PermissionDeniedError unless the peer is the placement driver."""
         if self._has_trusted_driver and not standing.is_placement_driver:
             raise denied(
                 f"only the placement driver may ask a range server for {what}, and this connection"
@@ -157,7 +160,7 @@ class Membership:
             )
 
     def only_for_driver(self, handler: Handler) -> Handler:
-        """Return a handler that serves the placement driver, and refuses others."""
+        """Return a handler that serves the placement driver only."""
 
         async def serve(call: ServerCall) -> Answer:
             self.check_driver(call.peer.standing, call.opcode.name)
@@ -166,15 +169,15 @@ class Membership:
         return serve
 
     def self_table(self) -> RangeServer:
-        """Return how this server appears in frames."""
+        """Return this server as it appears in frames."""
         return RangeServer(self.server_id, self._advertise_addr, self._rack)
 
     async def check_log(self) -> None:
         """Compare the log with the end that was reported to the placement driver.
 
-        A placement driver that does not answer keeps no server from serving: `join` makes up for
-        it. Raises LogCorruptionError if the log is shorter than it was, InvalidRequestError if it
-        is another one.
+        If the placement driver does not answer, the log is served, and `join` compares later.
+        Raises LogCorruptionError if the log is shorter than it was, InvalidRequestError for another
+        log.
         """
         self._identity = load_identity(self._data_dir)
         if self._identity is None:
@@ -204,11 +207,11 @@ class Membership:
             await asyncio.to_thread(self._high_water.ensure_id)
 
     async def join(self, advertise_addr: str) -> None:
-        """Get or recall the id and announce the address; then go on with heartbeats.
+        """Load or allocate the id, announce the address, and start the heartbeats.
 
-        Waits for the placement driver as long as it takes, and for a former process of this server
-        to be gone. Raises InvalidRequestError or PermissionDeniedError when it refuses this server,
-        UnsupportedError when it speaks another protocol, LogCorruptionError if the log is shorter
+        Waits for the placement driver without a timeout, and until it knows that an earlier process
+        of this server is gone. Raises InvalidRequestError or PermissionDeniedError if the server is
+        refused, UnsupportedError for another protocol, LogCorruptionError if the log is shorter
         than it was.
         """
         self._advertise_addr = advertise_addr
@@ -221,7 +224,7 @@ class Membership:
                 if self._identity is None:
                     self._keep(await self._allocate_identity())
                 await self._compare(await self._beat())
-                if not is_named:  # from now on the placement driver knows this log from others
+                if not is_named:  # `_compare` gave the log an id: report it
                     await self._beat()
                 break
             except (InvalidRequestError, PermissionDeniedError, UnsupportedError, LogError):
@@ -243,8 +246,8 @@ class Membership:
     async def leave(self) -> None:
         """Stop the heartbeats and close the connections.
 
-        The last heartbeat says that it leaves, and where the log ends, so that the placement driver
-        misses its end if that gets lost while the server is down.
+        The last heartbeat says that the server leaves, and where the log ends, so that the
+        placement driver notices if the end is lost while the server is down.
         """
         self._is_leaving = True
         await cancel_all(self._tasks)
@@ -252,15 +255,20 @@ class Membership:
             await self._send_load(self._client.endpoint, timeout_ms=limits.LAST_HEARTBEAT_MS)
         await self._client.close()
 
-    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> list[PlacedRange]:
+    async def list_hosted_ranges(self, stream_ids: Sequence[int]) -> dict[RangeKey, PlacedRange]:
         """Return the ranges of these streams that are placed on this server (LIST_RANGES).
 
-        None of them before it has an id: a request without one lists those of all servers.
+        Before this server has an id the answer is empty: a request without an id would list the
+        ranges of all servers.
         """
         if self._identity is None:
-            return []
+            return {}
         results = await self._list_ranges(stream_ids, self.self_table())
-        return [PlacedRange(each, result.writers) for result in results for each in result.ranges]
+        return {
+            (each.stream_id, each.range_index): PlacedRange(each, result.writers)
+            for result in results
+            for each in result.ranges
+        }
 
     async def list_ranges(self, stream_id: int) -> list[StreamRange]:
         """Return all ranges of a stream, in order (LIST_RANGES)."""
@@ -270,11 +278,11 @@ class Membership:
     async def _list_ranges(
         self, stream_ids: Sequence[int], owner: RangeServer | None
     ) -> list[ListRangesResult]:
-        answers: list[ListRangesResponse] = []
-        for chunk in chunks(stream_ids):
-            owners = tuple(RangeCriteria(owner, stream_id) for stream_id in chunk)
-            request = ListRangesRequest(limits.REQUEST_TIMEOUT_MS, owners)
-            answers += await self._client.ask(Opcode.LIST_RANGES, request, ListRangesResponse)
+        owners = [RangeCriteria(owner, stream_id) for stream_id in stream_ids]
+        answers = await self._ask_in_chunks(
+            *(Opcode.LIST_RANGES, owners, ListRangesResponse),
+            lambda chunk: ListRangesRequest(limits.REQUEST_TIMEOUT_MS, chunk),
+        )
         found: list[ListRangesResult] = []
         for result in (each for answer in answers for each in answer.list_responses):
             error = maybe_error(result.status)
@@ -285,7 +293,7 @@ class Membership:
         return found
 
     async def find_retentions(self, stream_ids: Sequence[int]) -> dict[int, Retention]:
-        """Return how long these streams are kept, those that are unknown left out."""
+        """Return the retention of these streams; unknown streams are left out."""
         return {
             each.stream_id: Retention(
                 each.retention_period_ms, each.retention_bytes, each.created_at_ms
@@ -294,66 +302,78 @@ class Membership:
         }
 
     async def find_names(self, stream_ids: Sequence[int]) -> dict[int, str | None]:
-        """Return the names of these streams, those that are unknown left out."""
+        """Return the names of these streams; unknown streams are left out."""
         return {each.stream_id: each.name for each in await self._client.find_streams(stream_ids)}
 
     async def report_trims(self, offsets: Mapping[int, int]) -> None:
-        """Let the placement driver forget what lies below `offsets`, by stream (TRIM_STREAMS)."""
-        for chunk in chunks([TrimmedStream(*each) for each in offsets.items()]):
-            request = TrimStreamsRequest(limits.REQUEST_TIMEOUT_MS, tuple(chunk))
-            answers = await self._client.ask(Opcode.TRIM_STREAMS, request, TrimStreamsResponse)
-            for result in (each for answer in answers for each in answer.streams):
-                error = maybe_error(result.status)
-                if error is not None:
-                    _LOG.warning("the placement driver did not record a trim: %s", error)
+        """Report the starts of streams to the placement driver (TRIM_STREAMS)."""
+        trimmed = [TrimmedStream(*each) for each in offsets.items()]
+        answers = await self._ask_in_chunks(
+            *(Opcode.TRIM_STREAMS, trimmed, TrimStreamsResponse),
+            lambda chunk: TrimStreamsRequest(limits.REQUEST_TIMEOUT_MS, chunk),
+        )
+        for result in (each for answer in answers for each in answer.streams):
+            error = maybe_error(result.status)
+            if error is not None:
+                _LOG.warning("the placement driver did not record a trim: %s", error)
 
     async def find_dead(self, parts: Sequence[TxnPart]) -> list[TxnPart]:
-        """Return those of what is staged that the placement driver gives up (COMMIT_TXN)."""
-        dead: list[TxnPart] = []
-        for chunk in chunks(parts):
-            request = CommitTxnRequest(limits.REQUEST_TIMEOUT_MS, parts=tuple(chunk))
-            answers = await self._client.ask(Opcode.COMMIT_TXN, request, CommitTxnResponse)
-            dead += [part for answer in answers for part in answer.parts]
-        return dead
+        """Return the parts that will never be published (COMMIT_TXN)."""
+        answers = await self._ask_in_chunks(
+            *(Opcode.COMMIT_TXN, parts, CommitTxnResponse),
+            lambda chunk: CommitTxnRequest(limits.REQUEST_TIMEOUT_MS, parts=chunk),
+        )
+        return [part for answer in answers for part in answer.parts]
 
     async def check_rights(
         self, subject: str, stream_ids: Sequence[int]
     ) -> list[CheckRightsResponse]:
         """Return the rights of a subject on streams (CHECK_RIGHTS)."""
-        answers: list[CheckRightsResponse] = []
-        for chunk in chunks(stream_ids):
-            request = CheckRightsRequest(limits.REQUEST_TIMEOUT_MS, subject, tuple(chunk))
-            answers += await self._client.ask(Opcode.CHECK_RIGHTS, request, CheckRightsResponse)
-        return answers
+        return await self._ask_in_chunks(
+            *(Opcode.CHECK_RIGHTS, stream_ids, CheckRightsResponse),
+            lambda chunk: CheckRightsRequest(limits.REQUEST_TIMEOUT_MS, subject, chunk),
+        )
 
     async def claim_txns(self, subject: str, txn_ids: Sequence[str]) -> set[str]:
-        """Claim transactions for a subject; return the foreign ones (SPEC "CHECK_RIGHTS")."""
+        """Claim transactions for a subject; return those of others (SPEC "CHECK_RIGHTS")."""
         request = CheckRightsRequest(limits.REQUEST_TIMEOUT_MS, subject, txn_ids=tuple(txn_ids))
         answers = await self._client.ask(Opcode.CHECK_RIGHTS, request, CheckRightsResponse)
         return {each for answer in answers for each in answer.foreign_txn_ids}
 
     async def ask_to_seal(self, ranges: Sequence[tuple[int, int]], cause: SealCause) -> set[int]:
-        """Ask that streams go on in new ranges, behind these (SEAL_RANGE at the PD).
+        """Ask to seal ranges, so that streams go on in new ones (SEAL_RANGE at the PD).
 
-        Return the streams that do not.
+        Returns the streams that do not.
         """
+        answers = await self._ask_in_chunks(
+            *(Opcode.SEAL_RANGE, [RangeId(*each) for each in ranges], SealRangesResponse),
+            lambda chunk: SealRangesRequest(limits.SEAL_TIMEOUT_MS, chunk, cause),
+            timeout_ms=limits.SEAL_TIMEOUT_MS + limits.REQUEST_TIMEOUT_MS,
+        )
         reasons: dict[int, SbpError] = {}
-        for chunk in chunks([RangeId(*each) for each in ranges]):
-            request = SealRangesRequest(limits.SEAL_TIMEOUT_MS, tuple(chunk), cause)
-            answers = await self._client.ask(
-                Opcode.SEAL_RANGE,
-                request,
-                SealRangesResponse,
-                timeout_ms=limits.SEAL_TIMEOUT_MS + limits.REQUEST_TIMEOUT_MS,
-            )
-            for result in (each for answer in answers for each in answer.seal_responses):
-                error = maybe_error(result.status)
-                if error is not None:
-                    reasons[result.stream_id] = error
+        for result in (each for answer in answers for each in answer.seal_responses):
+            error = maybe_error(result.status)
+            if error is not None:
+                reasons[result.stream_id] = error
         if reasons:
             stream_id, reason = min(reasons.items())
             _LOG.warning("ranges not ended count=%d stream=%d: %s", len(reasons), stream_id, reason)
         return set(reasons)
+
+    async def _ask_in_chunks(
+        self,
+        opcode: Opcode,
+        items: Sequence[_Item],
+        response_type: type[_Response],
+        make_request: Callable[[tuple[_Item, ...]], object],
+        timeout_ms: int | None = None,
+    ) -> list[_Response]:
+        """Ask the placement driver about any number of items, a request for each chunk of them."""
+        answers: list[_Response] = []
+        for chunk in chunks(items):
+            request = make_request(tuple(chunk))
+            answers += await self._client.ask(opcode, request, response_type, timeout_ms=timeout_ms)
+        return answers
 
     async def _allocate_identity(self) -> Identity:
         request = IdAllocationRequest(limits.REQUEST_TIMEOUT_MS, self._advertise_addr)
@@ -365,7 +385,7 @@ class Membership:
                 f" {answers[-1].id} without the status of success: it is broken, or speaks another"
                 " protocol. No id was stored",
             )
-        # Asked in this order, it is the one that leads, and gave the id, that names the cluster.
+        # Asked second: the leader, which allocated the id, names the cluster.
         beat = await self._call_heartbeat(HeartbeatRequest(client_role=ClientRole.CLIENT))
         secret = answers[-1].server_secret or new_secret()
         return Identity(answers[-1].id, beat.cluster_id or "", secret)
@@ -377,6 +397,7 @@ class Membership:
     async def _beat(self) -> HeartbeatResponse:
         answer = await self._call_heartbeat(self._heartbeat())
         self.is_driver_reached = True
+        # Read from every answer: another node may lead since the last heartbeat.
         features = {feature.name for feature in answer.features}
         self._has_trusted_driver = SECRETS_FEATURE in features
         self._driver_commit.note(answer.store_commit, answer.store_life)
@@ -405,7 +426,7 @@ class Membership:
         )
 
     async def _report_load(self) -> None:
-        """SPEC "REPORT_METRICS". Placement does without it when it fails, or this server leaves."""
+        """Report the load (SPEC "REPORT_METRICS"). A failure only costs a figure."""
         if self._is_leaving:
             return
         try:
@@ -437,15 +458,15 @@ class Membership:
                 is_known = self.is_driver_reached = False
 
     async def _keep_reporting(self) -> None:
-        """Report the load beside the heartbeats, which a slow disk must not delay."""
+        """Report the load in a task of its own: a slow disk must not delay heartbeats."""
         while True:
             await self._report_load()
             await asyncio.sleep(self._interval_ms / 1000)
 
     async def _keep_followers_informed(self) -> None:
-        """SPEC "DESCRIBE_PD_CLUSTER": heartbeats and load go to all nodes, the next leader too.
+        """Send heartbeats and load to the followers, of which one leads next.
 
-        To those that this server was given as well, also while none of them leads.
+        Followers come from DESCRIBE_PD_CLUSTER and from the settings, also while no node leads.
         """
         given = parse_endpoints(self._placement_drivers)
         while True:
@@ -457,7 +478,7 @@ class Membership:
                         leaders.add(each.endpoint)
                     else:
                         followers[each.endpoint] = None
-                leaders.add(self._client.endpoint)  # the leader by the address that it has here
+                leaders.add(self._client.endpoint)  # it may have another address in the settings
             except SbpError as error:
                 _LOG.debug("the other placement drivers are not known: %s", error)
             await asyncio.gather(
@@ -466,7 +487,7 @@ class Membership:
             await asyncio.sleep(self._interval_ms / 1000)
 
     async def _send_load(self, driver: str, *, timeout_ms: int = limits.CONNECT_TIMEOUT_MS) -> None:
-        """Send a heartbeat and the load, best effort: the answer is ignored."""
+        """Send a heartbeat and the load to a node, best effort."""
         sent: list[tuple[Opcode, object]] = [(Opcode.HEARTBEAT, self._heartbeat())]
         if self._load is not None and not self._is_leaving:
             sent.append((Opcode.REPORT_METRICS, self._load))

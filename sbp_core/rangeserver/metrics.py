@@ -21,13 +21,13 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass(slots=True)
 class RequestTally:
-    """Requests of one operation: an item of a batch is a request. Times are in seconds."""
+    """Counts of one operation; each item of a frame is a request. Times are in seconds."""
 
     requests: int = 0
     failures: int = 0
     byte_count: int = 0
     request_seconds: float = 0.0
-    """Sum over the requests of the time from the frame's arrival to its answer."""
+    """Sum over requests of the time from the arrival of a frame to its answer."""
     records: int = 0
 
     def add(
@@ -41,7 +41,7 @@ class RequestTally:
         self.records += records
 
     def since(self, earlier: RequestTally) -> RequestTally:
-        """Return what was added since an earlier copy."""
+        """Return the difference to an earlier copy."""
         return RequestTally(
             self.requests - earlier.requests,
             self.failures - earlier.failures,
@@ -52,7 +52,7 @@ class RequestTally:
 
 
 class GroupTally:
-    """The groups that were committed: their entries and bytes, and the time of write and sync."""
+    """Histograms of committed groups: entries, bytes, and time of write and sync."""
 
     def __init__(self) -> None:
         self.entries: Final = Histogram(COUNTS)
@@ -69,14 +69,14 @@ class GroupTally:
 class Metrics:
     """Counts appends and fetches since the start.
 
-    Rates that are reported are those since the last report, averages those of a minute.
+    Reported rates are since the last report, averages over a minute.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._began_at = clock.monotonic()
         self._intervals: deque[tuple[float, RequestTally, RequestTally]] = deque()
-        """(end, appends, fetches) from one report to the next."""
+        """(end, appends, fetches) of each interval between two reports."""
         self._active: dict[tuple[int, int], float] = {}
         self.streams: Final = StreamTraffic()
         self.appends = RequestTally()
@@ -84,12 +84,12 @@ class Metrics:
         self._reported = (RequestTally(), RequestTally())
         """Appends and fetches up to the last report."""
         self.throttled: Final = dict.fromkeys(("memory", "disk"), 0)
-        """Batches that were refused for want of it."""
+        """Refused batches, by the resource that was short."""
         self.reads: Final = dict.fromkeys(("memory", "thread"), 0)
-        """Frames of FETCH answers with batches, by what made them."""
+        """FETCH frames with batches, by where they were read."""
 
     def touch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Note that ranges, (stream id, range index), were written or read."""
+        """Note that ranges were written or read."""
         now = self._clock.monotonic()
         for each in ranges:
             self._active[each] = now
@@ -150,10 +150,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 class HostProbe:
-    """The machine and this process; a test may put another one in its place. May wait for a disk.
-
-    Its methods raise OSError.
-    """
+    """Measures the machine and this process. Its methods may wait for a disk, and raise OSError."""
 
     def disk_free_bytes(self, folder: Path) -> int:
         """Return the free space of the file system of `folder`, without the reserve of root."""

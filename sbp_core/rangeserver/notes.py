@@ -1,7 +1,7 @@
 """Notes beside the log: small JSON files that a server can do without.
 
-A note is written atomically and not synced, so a power cut may leave an older note, or none. Its
-checksum keeps a damaged note from being believed.
+A note is written atomically and not synced, so a power cut may leave an older note, or none. The
+checksum detects a damaged note.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def maybe_note(path: Path, types: Mapping[str, type]) -> dict[str, Any] | None:
 
 
 def cause_of(error: Exception) -> str:
-    """Return why a file cannot be used."""
+    """Return why a file cannot be read, in words."""
     return describe_os_error(error) if isinstance(error, OSError) else "it is damaged"
 
 

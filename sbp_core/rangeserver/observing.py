@@ -162,7 +162,7 @@ _DRIVER_REACHED: Final = METRICS.gauge(
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The parts of a range server that serves."""
+    """The parts of a serving range server, and its metrics."""
 
     log: Log
     committer: GroupCommitter
@@ -177,7 +177,7 @@ class Observation:
     clock: Clock
 
     def unready(self) -> Iterator[Unready]:
-        """Yield why clients cannot append and read all that is here."""
+        """Yield the reasons why clients cannot append, or read everything."""
         if self.committer.failed.done():
             yield Unready(
                 "log_failed", f"the log cannot be written: {self.committer.failed.result()}"
@@ -196,7 +196,7 @@ class Observation:
             )
 
     async def read(self) -> AsyncIterator[Reading]:
-        """Yield the metrics as they are now."""
+        """Yield the present metrics."""
         for each in (*self.listener.read_metrics(), *self._requests(), *self._disk()):
             yield each
         for address, lag in (await self.host.primary.lags()).items():
@@ -220,7 +220,7 @@ class Observation:
         yield _STAGED_AGE.of(max(0, now_ms - oldest_ms) / 1000)
 
     async def _streams(self, live: Sequence[int]) -> list[Reading]:
-        """Return the series of streams; without names, what they carried counts to the rest."""
+        """Return the series of streams. A stream whose name is unknown counts as the rest."""
         streams = self.metrics.streams
         names: dict[int, str] = {}
         if candidates := streams.candidates(live):

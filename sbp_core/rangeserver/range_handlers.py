@@ -1,6 +1,6 @@
 """The operations of a range server besides APPEND, END_TXN and FETCH, item by item.
 
-They describe, seal, trim and delete ranges, look up offsets by time, and list what is staged.
+They describe, seal, trim and delete ranges, look up offsets by time, and list stagings.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.log.durable_log import Log
-from sbp_core.log.states.range_states import RangeKey, RangeState
+from sbp_core.log.states.range_states import RangeKey, RangeState, prefix_of
 from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.replication import Prefix
 from sbp_core.server.answers import cut, in_frames, in_parts
 from sbp_core.server.dispatch import Answer, Handler, ServerCall
 from sbp_core.server.trust import check_cluster, heartbeat_answer
@@ -97,7 +96,7 @@ class RangeOperations:
         }
 
     async def heartbeat(self, call: ServerCall) -> Answer:
-        """SPEC "HEARTBEAT": keeps the connection alive, returns the cluster's id if it is known."""
+        """SPEC "HEARTBEAT": keep the connection alive, return the id of the cluster if known."""
         request = call.decode(HeartbeatRequest)
         cluster_id = self._membership.cluster_id
         status = SUCCESS
@@ -111,9 +110,9 @@ class RangeOperations:
         return await call.greet(request, heartbeat_answer(request, status, cluster_id or ""))
 
     async def describe(self, call: ServerCall) -> Answer:
-        """SPEC "DESCRIBE_RANGE": bounds of ranges; `next_offset` is the end of durable records.
+        """SPEC "DESCRIBE_RANGE": return the bounds of ranges; `next_offset` is the high-water mark.
 
-        They are those that the request names, or those that changed since a revision.
+        The request names the ranges, or asks for those that changed since a revision.
         """
         request = call.decode(DescribeRangesRequest)
         await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
@@ -140,10 +139,10 @@ class RangeOperations:
         return DescribeRangeResult(stream_id, self._table_of(hosted), SUCCESS)
 
     async def seal(self, call: ServerCall) -> Answer:
-        """SPEC "SEAL_RANGE" at a range server: seal, return the sealed range.
+        """SPEC "SEAL_RANGE" at a range server: seal ranges, and return them.
 
-        The primary of a range answers when what it had accepted is committed, if it soon is: then
-        no append has to wait until the range is settled.
+        The primary of a range waits for a moment until accepted entries are committed: then no
+        append must wait until the range is settled.
         """
         request = call.decode(SealRangesRequest)
         await self._host.learn((wanted.stream_id, wanted.range_index) for wanted in request.ranges)
@@ -164,8 +163,8 @@ class RangeOperations:
         logged = self._log.maybe_range(hosted.key)
         if logged is None or not logged.is_replicated:
             return answer
-        # The fence is behind everything that is durable, so that is the answer.
-        prefix = logged.prefix or Prefix()  # not numbered while its records are copied
+        # The fence is durable, and so is every entry before it: the log has the answer.
+        prefix = prefix_of(logged)
         assert answer.stream_range is not None
         return replace(
             answer,
@@ -176,10 +175,9 @@ class RangeOperations:
         )
 
     async def sync(self, call: ServerCall) -> Answer:
-        """SPEC "SYNC_RANGES": host the open ranges that are placed on this server.
+        """SPEC "SYNC_RANGES": host the open ranges placed on this server, settle ended copies.
 
-        A copy of a range that has ended is settled. The placement driver is asked whether they are,
-        and where they start and end: any peer can announce.
+        The placement driver is asked for placement and bounds, because any peer can announce.
         """
         request = call.decode(SyncRangesRequest)
         likely = [
@@ -197,7 +195,7 @@ class RangeOperations:
         )
 
     def _sync_one(self, item: StreamRanges) -> SyncRangesResult:
-        """Return the ranges of a stream, if all of them are hosted here."""
+        """Return the announced ranges of a stream, if all of them are hosted here."""
         try:
             for placed in item.ranges:
                 misplaced = self._maybe_misplaced(item.stream_id, placed)
@@ -214,7 +212,7 @@ class RangeOperations:
         return SyncRangesResult(item.stream_id, tuple(map(self._table_of, hosted)), SUCCESS)
 
     def _maybe_misplaced(self, stream_id: int, placed: StreamRange) -> InvalidRequestError | None:
-        """Return why a range cannot be one of this server's, by what is announced of it."""
+        """Return why an announced range cannot be placed on this server, None if it can."""
         my_id = self._membership.server_id
         named = f"range {placed.range_index} of stream {placed.stream_id}"
         if placed.stream_id != stream_id or stream_id < 0 or placed.range_index < 0:
@@ -231,13 +229,11 @@ class RangeOperations:
         return None
 
     async def trim(self, call: ServerCall) -> Answer:
-        """SPEC "TRIM_STREAMS" at a range server: no longer serve what lies below the offsets."""
-        request = call.decode(TrimStreamsRequest)
-        await self._host.learn((item.stream_id, -1) for item in request.trimmed_streams)
-        return in_frames(
-            await asyncio.gather(*map(self._trim_one, request.trimmed_streams)),
-            lambda part: TrimStreamsResponse(streams=part, status=SUCCESS),
-        )
+        """SPEC "TRIM_STREAMS" at a range server: serve no records below the offsets any more."""
+        items = call.decode(TrimStreamsRequest).trimmed_streams
+        await self._host.learn((item.stream_id, -1) for item in items)
+        results = await asyncio.gather(*map(self._trim_one, items))
+        return in_frames(results, lambda part: TrimStreamsResponse(streams=part, status=SUCCESS))
 
     async def _trim_one(self, item: TrimmedStream) -> TrimStreamResult:
         stream = Stream(stream_id=item.stream_id)
@@ -251,11 +247,11 @@ class RangeOperations:
 
     async def delete(self, call: ServerCall) -> Answer:
         """SPEC "DELETE_STREAMS" at a range server: refuse the streams from now on."""
-        request = call.decode(DeleteStreamsRequest)
-        await self._host.learn((stream.stream_id, -1) for stream in request.streams)
+        streams = call.decode(DeleteStreamsRequest).streams
+        await self._host.learn((stream.stream_id, -1) for stream in streams)
+        results = await asyncio.gather(*map(self._delete_one, streams))
         return in_frames(
-            await asyncio.gather(*map(self._delete_one, request.streams)),
-            lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS),
+            results, lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS)
         )
 
     async def _delete_one(self, stream: Stream) -> DeleteStreamResult:
@@ -266,11 +262,11 @@ class RangeOperations:
         return DeleteStreamResult(stream, SUCCESS)
 
     async def look_up(self, call: ServerCall) -> Answer:
-        """SPEC "LOOKUP_OFFSETS": from a time to the first record appended then or later.
+        """SPEC "LOOKUP_OFFSETS": return the first record that was appended at a time or later.
 
-        The time of a record is when the log wrote its batch. The first record in the order of
-        offsets counts, also where the clock was set back: a reader that starts there misses
-        nothing. A frame's worth of answers at a time is looked up on a thread.
+        The time of a record is the time when the log wrote its batch. The first record by offset
+        counts, also where the clock was set back: a reader that starts there misses nothing. Each
+        frame of answers is looked up on a thread.
         """
         infos = call.decode(LookupOffsetsRequest).lookup_requests
         await self._host.learn((info.stream_id, -1) for info in infos)
@@ -286,10 +282,9 @@ class RangeOperations:
         )
 
     async def describe_txns(self, call: ServerCall) -> Answer:
-        """SPEC "DESCRIBE_TXNS": the undecided batches staged here, by id and range.
+        """SPEC "DESCRIBE_TXNS": return the undecided stagings here, of one producer or all.
 
-        The request names one producer, or asks for all. A caller that is not an administrator sees
-        the batches in streams on which it has the right to append.
+        A client that is not an administrator sees stagings in streams to which it may append.
         """
         producer = call.decode(DescribeTxnsRequest).producer
         described = map(_description, self._log.staged.stagings())
@@ -301,12 +296,9 @@ class RangeOperations:
                 if error is not None and not isinstance(
                     error, PermissionDeniedError | NotFoundError
                 ):
-                    raise error  # the placement driver has not said what the caller may see
+                    raise error  # the rights of the client are not known
             found = [one for one, error in zip(found, judgement, strict=True) if error is None]
-        return in_frames(
-            found,
-            lambda part: DescribeTxnsResponse(txns=part, status=SUCCESS),
-        )
+        return in_frames(found, lambda part: DescribeTxnsResponse(txns=part, status=SUCCESS))
 
     def _table_of(self, hosted: HostedRange) -> StreamRange:
         end_offset = hosted.end_offset
@@ -324,7 +316,7 @@ class RangeOperations:
 
 
 def _with_sizes(log: Log, results: Sequence[DescribeRangeResult]) -> list[DescribeRangeResult]:
-    """Add the bytes that the ranges take in the log; one that cannot be read has none."""
+    """Add the bytes of the ranges in the log; -1 for a range that cannot be read."""
     return [replace(each, stored_bytes=_stored_bytes(log, each.stream_range)) for each in results]
 
 
@@ -340,7 +332,7 @@ def _stored_bytes(log: Log, described: StreamRange | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """A look-up in `pieces` of a stream, in their order: (range, first offset, end offset)."""
+    """A look-up in `pieces` of a stream, in order: (range, first offset, end offset)."""
 
     info: LookupOffsetInfo
     pieces: Sequence[tuple[RangeKey, int, int]]
@@ -348,7 +340,7 @@ class _Search:
 
 
 def _plan(table: RangeTable, info: LookupOffsetInfo) -> _Search | LookupOffsetResult:
-    """Return what to look up, or why not. It ends at the present tail, so nothing is missed."""
+    """Return the search up to the present tail, or the refusal."""
     try:
         if info.timestamp_us < 0 or info.start_offset < 0:
             raise invalid(
@@ -358,7 +350,7 @@ def _plan(table: RangeTable, info: LookupOffsetInfo) -> _Search | LookupOffsetRe
         ranges = table.ranges_of(info.stream_id)
         ranges[0].receive(RangeInput.FETCH)
         for each in ranges:
-            # One that is followed by another range was sealed, though this server may not know yet.
+            # A range with a successor was sealed, although this server may not know that yet.
             is_ended = each.state is RangeState.FENCED or each is not ranges[-1]
             if each.is_incomplete_copy and is_ended:
                 raise each.unknown("which of its records are the first ones of a time")
@@ -373,7 +365,7 @@ def _plan(table: RangeTable, info: LookupOffsetInfo) -> _Search | LookupOffsetRe
 def _look_up(
     log: Log, planned: Sequence[_Search | LookupOffsetResult]
 ) -> tuple[LookupOffsetResult, ...]:
-    """Answer what is planned. Runs on a reader thread."""
+    """Run the searches. Runs on a reader thread."""
     return tuple(_search(log, each) if isinstance(each, _Search) else each for each in planned)
 
 

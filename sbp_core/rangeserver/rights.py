@@ -1,14 +1,14 @@
-"""The rights of identities at a range server: asked at the placement driver, and kept for a while.
+"""The rights of identities at a range server: a cache of the placement driver's decisions.
 
-The placement driver says how long its answer may be used. While a decision is in use, it is asked
-again every REFRESH_MS in the background: so a revoked right ends, and a placement driver that is
-down for less than the lease stops nobody. A right that is missing is asked again after DENIED_MS.
+The placement driver gives each decision a lease. A decision in use is refreshed in the background
+every REFRESH_MS: so a revoked right ends, and a placement driver that is down for less than the
+lease stops nobody. A missing right is asked for again after DENIED_MS.
 
-A writer belongs to the subject that used it first in a stream. That is kept in memory: after a
-restart, or in the next range on another server, the first one counts again.
+A writer belongs to the subject that used it first in a stream. The owner is kept in memory only:
+after a restart, or in the next range on another server, the first subject counts again.
 
 A transaction belongs to the subject that first staged as its producer. The placement driver, which
-decides transactions, stores that before anything is staged, so nobody else can commit it.
+decides transactions, stores the owner before anything is staged, so nobody else can commit it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from sbp_core.wire.txn_id import is_txn_id, owned_name
 _LOG: Final = logging.getLogger(__name__)
 
 REFRESH_MS: Final = 10_000
-"""Age at which a decision that is in use is asked again."""
+"""Age at which a decision in use is refreshed."""
 DENIED_MS: Final = 1_000
-"""Age up to which a right that is missing is not asked again."""
+"""Age up to which a missing right is not asked for again."""
 DECISIONS_MAX: Final = 100_000
-"""Decisions with rights that are kept, the most recently used ones."""
+"""Size of the cache of decisions with rights."""
 REFUSALS_MAX: Final = limits.STREAMS_PER_REQUEST_MAX
-"""Decisions without any right that are kept, by themselves: they crowd out no other."""
+"""Size of the cache of decisions without rights, which must not evict the others."""
 
 KNOWN_MAX: Final = 1_000
-"""Ids of a subject in a stream that are recognised without looking for their owner."""
+"""Ids of a subject in a stream that are known without a look for their owner."""
 
 Ask = Callable[[str, Sequence[int]], Awaitable[Sequence[CheckRightsResponse]]]
 """Asks the placement driver for the rights of a subject on streams. Raises SbpError."""
@@ -65,16 +65,15 @@ Raises SbpError.
 _Key = tuple[str, int]
 _APPEND: Final = frozenset({Right.APPEND})
 _AT_ONCE: Final = {Opcode.APPEND: "append_requests", Opcode.FETCH: "fetch_requests"}
-"""The operations that are judged without a wait if that is possible."""
+"""The hot operations, which are judged without a wait if possible."""
 
 
 class _Decision(Struct, gc=False):
-    """The rights of a subject on a stream, asked at a time in s; `error` says if there is none.
+    """The rights of a subject on a stream; `error` is set if there is no such stream.
 
-    `name` is that of the stream, if it has one and the placement driver told it.
-
-    Until `fresh_end` it need not be looked at again. `writers` and `txns` are ids that are known to
-    be the subject's.
+    `name` is the name of the stream, if the placement driver told it. Times are in seconds. Until
+    `fresh_end` the decision holds without another check. `writers` and `txns` are ids that are
+    known to belong to the subject.
     """
 
     rights: frozenset[Right]
@@ -90,7 +89,7 @@ class _Decision(Struct, gc=False):
 
 
 class CachedRights(Authority):
-    """Knows what the placement driver told of rights."""
+    """Judges requests by cached decisions of the placement driver."""
 
     def __init__(
         self,
@@ -110,16 +109,16 @@ class CachedRights(Authority):
         self._refusals: OrderedDict[_Key, _Decision] = OrderedDict()
         self._asking: dict[_Key, asyncio.Task[None]] = {}
         self._writers: Owners[tuple[int, str]] = Owners()
-        """By stream and id."""
+        """The owners of writers, by stream and writer id."""
         self._claims: dict[tuple[str, str], float] = {}
-        """Until when a subject may stage as a producer, or in a transaction that names none."""
+        """Until when a subject may stage, by subject and producer (or transaction without one)."""
 
     async def stop(self) -> None:
-        """Ask nothing any more."""
+        """Cancel all requests to the placement driver."""
         await cancel_all({*self._asking.values()})
 
     def maybe_judge(self, call: ServerCall, rule: Rule, request: Any) -> Judgement | None:
-        """Judge the items of an APPEND or FETCH; None if one is not known."""
+        """Judge the items of an APPEND or FETCH by the cache; None if a decision is missing."""
         field = _AT_ONCE.get(call.opcode)
         identity = call.peer.standing.identity
         if field is None or identity is None:
@@ -148,7 +147,7 @@ class CachedRights(Authority):
     def _allows_all(
         self, subject: str, items: Iterable[Any], now: float, *, is_append: bool
     ) -> bool:
-        """Whether all items are allowed by fresh decisions: the common case, without calls."""
+        """Whether fresh decisions allow all items: the common case, without calls per item."""
         decisions = self._decisions
         for item in items:
             decision = decisions.get((subject, item.stream_id))
@@ -169,9 +168,9 @@ class CachedRights(Authority):
     async def judge(
         self, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
     ) -> Judgement:
-        """Return why an identity that has none of these rights may not use a stream.
+        """Judge targets for an identity that needs one of `rights`.
 
-        ThrottledError where the placement driver does not say it.
+        The judgement of a target is ThrottledError if the placement driver does not answer.
         """
         judgement = await self._judge_all(identity, rights, targets)
         if rights != _APPEND:
@@ -210,7 +209,7 @@ class CachedRights(Authority):
         return judgement
 
     def _unclaimed(self, subject: str, txn_ids: Iterable[str | None], now: float) -> list[str]:
-        """Return the transactions that are not known to be the subject's."""
+        """Return the transactions that are not known to belong to the subject."""
         return [
             each
             for each in set(txn_ids)
@@ -220,7 +219,7 @@ class CachedRights(Authority):
         ]
 
     async def _claim_all(self, subject: str, txn_ids: Sequence[str]) -> dict[str | None, SbpError]:
-        """Return why a subject may not stage in transactions, by id."""
+        """Claim transactions for a subject; return the refusals by id."""
         end = self._clock.monotonic() + CLAIM_MS / 1_000
         try:
             foreign = await self._claim(subject, txn_ids)
@@ -240,7 +239,7 @@ class CachedRights(Authority):
     def _maybe_decision(
         self, subject: str, stream_id: int, rights: frozenset[Right], now: float
     ) -> _Decision | None:
-        """Return a decision that may be used; None if the placement driver has to be asked."""
+        """Return a usable decision, and refresh it if due; None if it must be asked for."""
         key = (subject, stream_id)
         decision = self._maybe_kept(key)
         if decision is None or decision.end <= now:
@@ -284,7 +283,7 @@ class CachedRights(Authority):
         return None
 
     def _lookups_of(self, subject: str, stream_ids: Collection[int]) -> set[asyncio.Task[None]]:
-        """Return the requests for these decisions; one begins for all that are not asked for."""
+        """Return the requests for decisions. Begins one for those not asked for already."""
         fresh = [each for each in stream_ids if (subject, each) not in self._asking]
         if fresh:
             task = asyncio.create_task(self._look_up(subject, fresh))

@@ -1,7 +1,7 @@
-"""A range server from start to stop: its log, the operations on it, its place in the cluster.
+"""A range server from start to stop: its log, its operations, its membership in the cluster.
 
-Read hosted_ranges.py and hosting.py first (the ranges), then appending/commit.py (the one way into
-the log), appending/append_handler.py and fetching/fetch_handler.py (the two hot paths).
+Read hosted_ranges.py and hosting.py first (the ranges), then appending/commit.py (the way into the
+log), appending/append_handler.py and fetching/fetch_handler.py (the two hot paths).
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def _log_recovery(log: Log) -> None:
 
 
 class RangeServer:
-    """One range server: its log, its listener and its place in the cluster.
+    """One range server.
 
-    `failed` ends with the reason when the server must not go on: its log cannot be written, or the
-    placement driver does not accept it. The owner then stops it and exits with an error.
+    `failed` is done with the reason when the server must not go on: its log has failed, or the
+    placement driver refuses it. The owner then stops the server and exits with an error.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RangeServer:
         self._clock = clock or SystemClock()
         self._disk = disk or OsDisk()
         self._patience = None if disk else Patience(settings.data_dir / "log")
-        """None for a disk that was given: that one fails when it is full."""
+        """None for a given disk, which fails when it is full."""
         self._probe = probe or HostProbe()
         self._metrics = Metrics(self._clock)
         self._waiters = StreamWaiters()
@@ -98,13 +98,13 @@ class RangeServer:
             max(1, bounds.reads_at_work_max), thread_name_prefix="sbp-log-reader"
         )
         self._started = AsyncExitStack()
-        """The parts that `stop` ends: the one that was started last first."""
+        """The parts that `stop` ends, in reverse order of their start."""
         self._started.callback(self._readers.shutdown)
         self._started.callback(self._end_patience)
         self._endpoint = ""
         self._settler: Settler | None = None
         self._observation: Observation | None = None
-        """Set while it serves; else `_unready` says why it does not."""
+        """Set while the server serves; otherwise `_unready` has the reason."""
         self._unready = Unready("recovering", "the log is being opened")
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
@@ -112,15 +112,15 @@ class RangeServer:
 
     @property
     def endpoint(self) -> str:
-        """Where clients reach this server, "host:port", once it is started."""
+        """Address for clients, "host:port", after the start."""
         return self._endpoint
 
     async def start(self) -> list[str]:
-        """Recover the log, listen, join the cluster; return what recovery found, in lines.
+        """Recover the log, listen, join the cluster; return the findings of recovery, in lines.
 
-        Raises LogError when the log cannot be opened or is corrupt, ConfigurationError when the
-        address or folder cannot be had, InvalidRequestError when the cluster refuses this server,
-        UnsupportedError when its placement driver speaks another protocol.
+        Raises LogError if the log cannot be opened or is corrupt, ConfigurationError if the address
+        or folder cannot be used, InvalidRequestError if the cluster refuses this server,
+        UnsupportedError if its placement driver speaks another protocol.
         """
         settings, started = self._settings, self._started
         self._log = log = await asyncio.get_running_loop().run_in_executor(
@@ -131,7 +131,7 @@ class RangeServer:
         started.push_async_callback(LogNotes(log.high_water).stop)
         self._unready = Unready("joining", "the placement driver has not answered yet")
         self._membership = membership = self._make_membership(log)
-        # Its last heartbeat reports where the log ends: after the last commit, before `close`.
+        # The last heartbeat reports the end of the log: after the last commit, before `close`.
         started.push_async_callback(membership.leave)
         await membership.check_log()
         committer = GroupCommitter(log, settings.sync_interval_ms, settings.sizes, self._clock)
@@ -152,8 +152,8 @@ class RangeServer:
         self._listener = self._make_listener(
             host, end_txn, stagings, in_flight, secondary=secondary
         )
-        # Begun after the listener and stopped after it: what it does may wait for a slow disk, and
-        # clients get their notice first.
+        # The background parts start after the listener, and stop after it as well: they may wait
+        # for a slow disk, and clients must be told first that the server stops.
         background = await started.enter_async_context(AsyncExitStack())
         started.callback(self._end_patience)  # once clients know that the server stops
         started.push_async_callback(self._listener.drain)
@@ -299,7 +299,7 @@ class RangeServer:
         )
 
     def _open_log(self) -> Log:
-        """Open the log, or make it. Raises LogError if it is not there and must be."""
+        """Open or create the log. Raises LogError if the log of an identity is missing."""
         settings = self._settings
         directory = settings.data_dir / "log"
         identity = check_log_is_there(settings.data_dir, self._disk)
@@ -314,7 +314,7 @@ class RangeServer:
         if identity is None and log.ranges():
             log.close()
             raise LogError(
-                f"{directory} holds the ranges of a range server, and nothing says of which:"
+                f"{directory} holds the ranges of an unknown range server:"
                 f" {settings.data_dir / IDENTITY_NAME} is missing. Nothing was changed."
                 f" {remedy_without_identity(settings.data_dir)}"
             )
@@ -333,7 +333,7 @@ class RangeServer:
         await self._started.aclose()
 
     async def _report(self, server: RangeServerTable) -> ReportMetricsRequest:
-        """Return the load to report: no free space while appends are refused. Raises OSError."""
+        """Return the load, without free space while appends are refused. Raises OSError."""
         loop = asyncio.get_running_loop()
         free = await self._disk_space.measure()
         used = await loop.run_in_executor(self._readers, self._probe.memory_used_bytes)
@@ -350,22 +350,22 @@ class RangeServer:
             self._patience.end()
 
     def _missing_replicas(self) -> int:
-        """Return how many ranges lack a replica elsewhere, or are damaged here."""
+        """Return the number of ranges that lack a replica, or are damaged here."""
         damaged = 0 if self._settler is None else self._settler.scrubber.damaged_count
         return self._host.primary.incomplete_count + damaged
 
     def unready(self) -> list[Unready]:
-        """Return why it does not serve everything that it is there for; nothing if it does."""
+        """Return the reasons why the server is not ready; none if it is."""
         if self._observation is None:
             return [self._unready]
         return list(self._observation.unready())
 
     def condition(self) -> Condition:
-        """Return what else an operator should know."""
+        """Return the endpoint, for operators."""
         return {"range_server": {"endpoint": self._endpoint}}
 
     async def read_metrics(self) -> list[Reading]:
-        """Return its metrics as they are now; none while it does not serve."""
+        """Return the present metrics; none while the server does not serve."""
         if self._observation is None:
             return []
         return [each async for each in self._observation.read()]

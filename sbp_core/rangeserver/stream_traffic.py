@@ -1,12 +1,13 @@
-"""Traffic by stream, for `/metrics`: a bounded number of series.
+"""Traffic by stream for `/metrics`, in a bounded number of series.
 
-Requests add to the counts of a stream, which is one look-up in a dictionary. When metrics are read,
-these counts go to the series of the stream, or to the rest. A series counts what its stream carried
-while it had the series, and the rest counts all else, so that neither ever goes backwards.
+A request adds to the counts of its stream, which costs one look-up in a dictionary. When metrics
+are read, these counts go to the series of the stream, or to the rest. A series counts the traffic
+of its stream while the stream has the series. The rest counts all other traffic, so that no counter
+ever goes backwards.
 
 NAMED_MAX streams have a series. A stream keeps its series until it is deleted, or another stream
-has carried more bytes since the last reading than this one in about the last ten. A stream that
-gets a series again begins with 0, which Prometheus takes for a restart of the counter.
+carries more bytes between two readings than this stream in about ten. A stream that gets a series
+again begins with 0, which Prometheus takes for a restart of the counter.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 NAMED_MAX: Final = 200
-"""Streams with a series of their own."""
+"""Maximum number of streams with a series."""
 REST: Final = "*"
-"""The label of all other streams together. No stream of a client has a name that begins so."""
+"""The label of all other streams. No stream of a client has a name with this prefix."""
 _KEPT_SHARE: Final = 0.9
-"""The share of the bytes of earlier readings in what a stream has to carry to keep its series."""
+"""Weight of earlier readings in the bytes by which streams keep their series."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """Batches in the log that were appended, and that were read."""
+    """Bytes and records that were appended and fetched."""
 
     appended_bytes: int = 0
     appended_records: int = 0
@@ -36,11 +37,11 @@ class Traffic:
 
     @property
     def byte_count(self) -> int:
-        """The bytes in both directions."""
+        """Bytes in both directions."""
         return self.appended_bytes + self.fetched_bytes
 
     def add(self, other: Traffic) -> None:
-        """Add what another one has."""
+        """Add other counts."""
         self.appended_bytes += other.appended_bytes
         self.appended_records += other.appended_records
         self.fetched_bytes += other.fetched_bytes
@@ -52,7 +53,7 @@ class _Series:
     name: str
     traffic: Traffic = field(default_factory=Traffic)
     weight: float = 0.0
-    """Bytes of all readings, older readings counting less."""
+    """Bytes of all readings; older readings count less."""
 
 
 class StreamTraffic:
@@ -61,7 +62,7 @@ class StreamTraffic:
     def __init__(self, named_max: int = NAMED_MAX) -> None:
         self._named_max = named_max
         self.recent: Final = defaultdict[int, Traffic](Traffic)
-        """By stream id, since the last reading: requests add to it."""
+        """Counts since the last reading, by stream id. Requests add to them."""
         self._series: dict[int, _Series] = {}
         self._rest = Traffic()
 
@@ -71,9 +72,9 @@ class StreamTraffic:
         return {stream_id: each.name for stream_id, each in self._series.items()}
 
     def candidates(self, live: Collection[int]) -> list[int]:
-        """Return which of the streams that exist should get a series, by id.
+        """Return the ids of live streams that should get a series.
 
-        Streams that do not exist any more lose theirs.
+        Streams that do not exist any more lose their series.
         """
         exists = set(live)
         self._series = {each: kept for each, kept in self._series.items() if each in exists}
@@ -92,7 +93,7 @@ class StreamTraffic:
         ]
 
     def settle(self, names: Mapping[int, str]) -> None:
-        """Give these candidates a series, then add what was counted since the last reading."""
+        """Give candidates a series, then add the counts since the last reading."""
         news = {each: _Series(name) for each, name in names.items() if each not in self._series}
         spare_count = len(self._series) + len(news) - self._named_max
         for _, stream_id in heapq.nsmallest(spare_count, self._weights()):

@@ -185,9 +185,8 @@ def without_writers(list_hosted_ranges):
     """The answer of a placement driver that does not know writers."""
 
     async def listed(stream_ids):
-        return [
-            dataclasses.replace(each, writers=b"") for each in await list_hosted_ranges(stream_ids)
-        ]
+        found = await list_hosted_ranges(stream_ids)
+        return {key: dataclasses.replace(each, writers=b"") for key, each in found.items()}
 
     return listed
 

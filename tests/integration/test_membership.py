@@ -42,7 +42,7 @@ def test_a_server_without_an_id_has_no_ranges(peer: ScriptedPeer, tmp_path: Path
     asked: list[Exchange] = []
     peer.script(Opcode.LIST_RANGES, asked.append)
 
-    async def main() -> list[PlacedRange]:
+    async def main() -> dict[tuple[int, int], PlacedRange]:
         unused: Any = None
         membership = Membership(peer.endpoint, tmp_path, OsDisk(), 1000, unused, high_water=unused)
         try:
@@ -50,5 +50,5 @@ def test_a_server_without_an_id_has_no_ranges(peer: ScriptedPeer, tmp_path: Path
         finally:
             await membership.leave()
 
-    assert asyncio.run(main()) == []
+    assert asyncio.run(main()) == {}
     assert asked == []

@@ -181,7 +181,7 @@ class ReplicatedRanges(RuleBasedStateMachine):
         is_whole = replica.readable is None and seq == len(replica.entries)
         end, kept = prefix_of(*replica.entries[:seq]), replica.entries[:seq]
         tail = Model([created(*key), *kept]).tail(key)
-        entry = settled_entry(key, tail, end) if is_whole else self.log.cut(key, tail, end)
+        entry = settled_entry(key, tail, end) if is_whole else self.log.truncation(key, tail, end)
         self.log.append([entry])
         replica.entries, replica.readable, replica.state = kept, None, RangeState.SEALED
 

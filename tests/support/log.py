@@ -10,11 +10,12 @@ from sbp_core.log.bodies import read_bodies
 from sbp_core.log.disk import Disk
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry, Location
-from sbp_core.log.portable import decode_portable, encode_portable, summary, to_local
+from sbp_core.log.portable import decode_portable, encode_portable, to_local
 from sbp_core.log.segment import read_segment
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, range_created
+from sbp_core.log.states.replicated_entries import summary
 from sbp_core.log.states.staged_entries import decode_prefix, prefix_length
 from sbp_core.log.states.staged_states import Staging, commit_entry, drop_entry, staged_entry
 from sbp_core.replication import Prefix

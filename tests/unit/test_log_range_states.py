@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from sbp_core.errors import LogCorruptionError
 from sbp_core.limits import SNAPSHOT_RANGES_PER_ENTRY
 from sbp_core.log.entry import SNAPSHOT_KINDS, Entry
-from sbp_core.log.states.range_columns import decode_states, encode_states
 from sbp_core.log.states.range_states import (
     NO_TIME,
     LoggedRange,
@@ -17,7 +16,12 @@ from sbp_core.log.states.range_states import (
     RangeStates,
     range_created,
 )
-from sbp_core.log.states.state_snapshot import SnapshotReader, encode_snapshot
+from sbp_core.log.states.state_snapshot import (
+    SnapshotReader,
+    decode_states,
+    encode_snapshot,
+    encode_states,
+)
 from sbp_core.segment_format import EntryKind
 from tests.support.log import batch, created
 

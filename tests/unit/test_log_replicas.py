@@ -110,7 +110,7 @@ def test_entries_that_are_not_here_are_refused(key: tuple[int, int]):
     for ask in (
         lambda: list(log.numbered_entries(key, 0, seq)),
         lambda: log.prefix_at(key, seq),
-        lambda: log.cut(key, 0, Prefix(seq, b"d" * 16)),
+        lambda: log.truncation(key, 0, Prefix(seq, b"d" * 16)),
     ):
         with pytest.raises(LogError, match=r"not here|not replicated|without a gap"):
             ask()
@@ -127,9 +127,9 @@ def test_a_replica_that_is_cut_equals_one_that_never_had_more(seq: int):
     expected = open_log(expected_disk)
     end_offset = replicated_range(expected).next_offset
     log.append([fenced_entry(KEY)])
-    with pytest.raises(LogError, match="other entries"):
-        log.cut(KEY, end_offset, Prefix(seq, b"other digest 16b"))
-    log.append([log.cut(KEY, end_offset, prefix_of(*numbered[:seq]))])
+    with pytest.raises(LogError, match="differ from the decided ones"):
+        log.truncation(KEY, end_offset, Prefix(seq, b"other digest 16b"))
+    log.append([log.truncation(KEY, end_offset, prefix_of(*numbered[:seq]))])
     for _ in range(2):
         assert replicated_range(log) == replace(replicated_range(expected), state=RangeState.SEALED)
         assert bodies(log) == bodies(expected)
@@ -148,7 +148,7 @@ def test_a_replica_that_is_cut_equals_one_that_never_had_more(seq: int):
 def test_writers_that_a_later_range_shares_are_forgotten_by_a_cut():
     log, numbered, _ = rolled()
     log.append([fenced_entry(KEY), range_created(1, 1, 2, 77, is_replicated=True)])
-    log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
+    log.append([log.truncation(KEY, 2, prefix_of(*numbered[:2]))])
     assert log.writers.writers_of(1) == []
     at_end = encode_writers([WriterState("w", 0, (NumberedBatch(0, 2, 5),))])
     log.append([Entry(EntryKind.RANGE_WRITERS, 1, 1, 2, 1, at_end)])
@@ -181,7 +181,7 @@ def test_the_cleaner_drops_no_entry_of_a_range_that_is_not_settled(is_settled: b
     assert any(each.generation for each in log.extent.sealed)
     log.close()
     log = open_log(disk)
-    log.append([log.cut(KEY, 2, prefix_of(*numbered[:2]))])
+    log.append([log.truncation(KEY, 2, prefix_of(*numbered[:2]))])
     assert log.staged.stagings() == []
     log.end_segment()
     Cleaner(log).clean(1.0)
@@ -272,7 +272,9 @@ def test_a_repaired_log_keeps_the_prefix_in_front_of_damage(
     assert not found_range.is_whole
     assert found_range.prefix == prefix_of(*numbered[: seq - 1])
     assert in_transit(log.numbered_entries(KEY, 0, seq - 1)) == in_transit(numbered[: seq - 1])
-    log.append([fenced_entry(KEY), log.cut(KEY, 2, prefix_of(*numbered[:2]))] if seq > 2 else [])
+    log.append(
+        [fenced_entry(KEY), log.truncation(KEY, 2, prefix_of(*numbered[:2]))] if seq > 2 else []
+    )
     assert seq <= 2 or (bodies(log) == [b"x" * 90] and replicated_range(log).is_whole)
 
 
@@ -312,9 +314,9 @@ def test_a_replica_whose_damage_is_mended_is_settled_as_a_whole(seq: int):
     log.append([created(9)])
     end, end_offset = prefix_of(*numbered), replicated_range(log).next_offset
     with pytest.raises(LogCorruptionError):
-        log.cut(KEY, end_offset, end)
+        log.truncation(KEY, end_offset, end)
     spoil(disk, path, location.end - 1)
-    log.append([log.cut(KEY, end_offset, end)])
+    log.append([log.truncation(KEY, end_offset, end)])
     for _ in range(2):
         assert replicated_range(log).is_whole
         assert (replicated_range(log).state, replicated_range(log).prefix) == (

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.log.entry import Entry
-from sbp_core.log.portable import decode_portable, summary, to_local
-from sbp_core.log.states.range_columns import decode_states, encode_states
+from sbp_core.log.portable import decode_portable, to_local
 from sbp_core.log.states.range_states import (
     NO_TIME,
     LoggedRange,
@@ -26,8 +25,10 @@ from sbp_core.log.states.replicated_entries import (
     copy_begun_entry,
     fenced_entry,
     settled_entry,
+    summary,
 )
 from sbp_core.log.states.staged_states import StagedStates, staged_entry
+from sbp_core.log.states.state_snapshot import decode_states, encode_states
 from sbp_core.log.states.writer_states import (
     mark_of,
 )
@@ -81,7 +82,7 @@ def range_after(*entries: Entry) -> LoggedRange:
         ([created(), copy_begun_entry(KEY, 0)], "expected a fenced range"),
         ([CREATED, batch(0), fenced_entry(KEY), copy_begun_entry(KEY, 0)], "ends at 1"),
         ([CREATED, drop("t", key=(KEY[0], -1))], "TXN_END of each of its ranges"),
-        ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x02" + bytes(25))], "not known"),
+        ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x02" + bytes(25))], "unknown version"),
         ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x01")], "cut off"),
     ],
 )

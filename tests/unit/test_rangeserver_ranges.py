@@ -71,9 +71,22 @@ def test_a_seal_ends_the_range_behind_what_was_assigned_whatever_is_published_la
     hosted.assign(3)
     hosted.receive(RangeInput.SEAL)
     table.publish(logged(tail=3))
-    assert (hosted.state, hosted.end_offset) == (RangeState.SEALED, 3)
+    assert (hosted.state, hosted.assigned_offset) == (RangeState.SEALED, 3)
     with pytest.raises(RangeSealedError, match="sealed at offset 3"):
         hosted.assign(1)
+
+
+def test_a_range_has_no_end_before_the_records_below_it_are_durable():
+    table = RangeTable([logged()])
+    hosted = table.range_at(1, 0)
+    hosted.assign(3)
+    table.move(hosted, RangeInput.SEAL)
+    assert (hosted.state, hosted.end_offset) == (RangeState.SEALED, None)
+    table.publish(logged(tail=3))  # the seal itself may still be lost
+    assert hosted.end_offset is None
+    table.publish(logged(tail=3, state=RangeState.SEALED))
+    assert hosted.end_offset == 3
+    assert RangeTable([logged(tail=3, state=RangeState.SEALED)]).range_at(1, 0).end_offset == 3
 
 
 def test_offsets_never_wrap():

@@ -98,7 +98,7 @@ async def test_a_repeat_waits_for_the_disk_that_its_batch_waits_for():
 async def test_batches_in_flight_with_the_same_sequence_end_apart():
     server = LedAgain()
     (_, old), new = server.old, server.begin(39, 113, NEW_RANGE)
-    old.written.set_result(Written(0, cut=[(STREAM, OLD_RANGE)]))
+    old.written.set_result(Written(0, truncated=[(STREAM, OLD_RANGE)]))
     await asyncio.sleep(0)
     with pytest.raises(RangeSealedError):
         old.placed()

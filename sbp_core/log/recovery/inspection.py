@@ -1,18 +1,17 @@
-"""Reading a whole log to find out what of it is damaged, and making a damaged log usable again.
+"""Inspect a whole log for damage, and repair it.
 
 `inspect_log` changes nothing. It reads every byte, from the disk and not from the page cache. The
-loss follows from one rule: all records of a range that was not deleted, from its start to its end,
-are somewhere in the log. The ranges are those of the snapshot at the start of each segment, and of
-the entries of the last one. So the loss is known exactly, also where damage hides which entries
-were there. Only the entries behind the last intact one of a range in the last segment are unknown.
+loss follows from one rule: the log must have all records of a range that was not deleted, from its
+start to its end. The bounds of ranges come from the snapshot of each segment, and from the entries
+of the last one. So the loss is known exactly, also where damage hides entries. Unknown are only
+entries behind the last intact entry of a range in the last segment.
 
-`repair_log` keeps everything that is intact. A damaged segment is rewritten with its intact
-batches; its old file stays as `<segment>.log.damaged-N`. Replicated ranges keep
-the prefix in front of the first entry that is missing. Writers of whom damage may hide a batch
-are forgotten: their next append is refused, unless it is their first batch. Lost offsets are not
-assigned again where anything behind them is known: a reader gets an error for them, and the rest is
-served. Each step leaves a log that can be inspected and repaired again, so a crash in between does
-no harm.
+`repair_log` keeps all intact entries. A damaged segment is rewritten with its intact batches; the
+old file stays as `<segment>.log.damaged-N`. Replicated ranges keep the prefix before the first
+missing entry. Writers of whom a batch may be lost are forgotten: their next append is refused,
+unless it is their first batch. Lost offsets are not assigned again if anything behind them is
+known: readers get an error for them, and the rest is served. Each step leaves a log that can be
+inspected and repaired again, so a crash in between does no harm.
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ from sbp_core.segment_format import (
 
 @dataclass(frozen=True, slots=True)
 class DamagedSegment:
-    """A segment to be rewritten: its place, and the ranges that its snapshot should hold.
+    """A segment to rewrite, and the ranges that its snapshot should have.
 
-    `segment.size` is how much of its file may be read, 0 where that is missing.
+    `segment.size` is the length of its readable part, 0 if the file is missing.
     """
 
     segment: Segment
@@ -77,15 +76,15 @@ class DamagedSegment:
 
 @dataclass(frozen=True, slots=True)
 class LogInspection:
-    """The state of a log, read whole.
+    """The result of reading a whole log.
 
-    `faults` is what is wrong with its files. `lost` is what is not there, by these faults or since
-    an earlier repair. A torn tail is no fault: a crash leaves it, and the next start cuts it.
-    `ranges` are all ranges at the log's end, `writers` those writers of whom nothing is missing,
-    `staged` those transactions that seem undecided and are whole.
+    `faults` are damaged files, `lost` the missing records, by these faults or since an earlier
+    repair. A torn tail is not a fault: a crash leaves it, and the next start truncates it. `ranges`
+    are all ranges at the end of the log, `writers` the writers without a lost batch, `staged` the
+    whole transactions that seem undecided.
 
-    A repair rewrites `damaged` segments and removes `useless_indexes`. The log goes on in a new
-    segment at `new_end`, and starts at `new_start`, where these are positions.
+    A repair rewrites `damaged` segments and removes `useless_indexes`. Unless they are None, the
+    log goes on in a new segment at `new_end`, and starts at `new_start`.
     """
 
     faults: tuple[LogFault, ...]
@@ -103,7 +102,7 @@ class LogInspection:
 
     @property
     def is_intact(self) -> bool:
-        """Whether everything is there that has to be."""
+        """Whether nothing is damaged or lost."""
         return not self.faults and not self.lost
 
 
@@ -114,11 +113,11 @@ def inspect_log(
     promised: int = 0,
     on_segment: Callable[[int, int], None] = lambda done, count: None,
 ) -> LogInspection:
-    """Read the log in `directory`, which no process may have open.
+    """Inspect the log in `directory`, which no process may have open.
 
-    `promised` is a position up to which it was synced, by the word of others than its own.
-    `on_segment` is called with how many segments are read, of how many. Raises LogError for what
-    cannot be read, and for files of another version or another place.
+    `promised` is a position up to which the log was synced, as the placement driver knows it.
+    `on_segment` is called with the numbers of segments read, and of all. Raises LogError for files
+    that cannot be read, and for files of another version or log.
     """
     return _Inspector(disk, directory, promised).inspect(on_segment)
 
@@ -187,7 +186,7 @@ class _Inspector:
         return bases
 
     def _inspect_sealed(self, base: int, following: int) -> None:
-        """Inspect a segment that ends where the next file starts, or should."""
+        """Inspect a full segment, which should end where the next file starts."""
         faults_before = len(self._faults)
         with open_segment(self._disk, self._directory, base) as file:
             size = file_size(file)
@@ -228,7 +227,7 @@ class _Inspector:
             generation = header.generation if header else 0
             end = header.end or base + size if header else base + size
             segment = Segment(base, end, size, generation)
-            if segment.is_cut:  # a start that went on behind it was interrupted
+            if segment.is_cut:  # a recovery that went on behind the loss was interrupted
                 promised, end = max(promised, end), base + size
             is_full = end != base + size or self._maybe_index(segment, is_checked=False) is not None
             is_short = not is_full and base + size < promised
@@ -252,14 +251,14 @@ class _Inspector:
                 self._damaged.append(DamagedSegment(segment, reading.ranges_at_base))
 
     def _are_prefixes_whole(self) -> bool:
-        """Whether the ranges are at the end what the last snapshot and the entries behind it say.
+        """Whether no replicated range has a gap.
 
-        Otherwise the log has to go on behind a snapshot that says what is missing.
+        Otherwise the log must go on behind a snapshot that records the gaps.
         """
         return list(self._gaps.applied(self._states)) == list(self._states)
 
     def _lose(self, file: DiskFile, promised: int, reading: SegmentSalvage) -> None:
-        """Note that the end of the last segment is lost, and which records with it."""
+        """Note the lost end of the last segment, and its records."""
         position = reading.end
         reason = (
             f"the file ends here, and was synced up to position {promised}: {promised - position}"
@@ -270,7 +269,7 @@ class _Inspector:
         self._fault(file.path, position, reason)
 
     def _lose_file(self, base: int, promised: int) -> None:
-        """Note that the last segment is missing, which went on to `promised` at least."""
+        """Note that the last segment is missing, which reached at least up to `promised`."""
         if promised > base:
             self._miss(base, promised)
             self._restore_tails(base, promised)
@@ -278,7 +277,7 @@ class _Inspector:
             self._fault(segment_path(self._directory, base), base, "the file is missing")
 
     def _restore_tails(self, position: int, promised: int) -> bool:
-        """Let the ranges be as they were at `promised`; False if that is not known."""
+        """Restore the ranges as of `promised`; return False if they are unknown."""
         mark = self._mark
         if mark is None or mark.tails is None:
             return False
@@ -316,7 +315,7 @@ class _Inspector:
             return None
 
     def _maybe_index(self, segment: Segment, *, is_checked: bool) -> SegmentIndex | None:
-        """Return the index of a segment; with `is_checked`, one that does not fit is a fault."""
+        """Return the index of a segment; if `is_checked`, an invalid index is a fault."""
         path = index_path(self._directory, segment.base)
         try:
             with (
@@ -348,10 +347,10 @@ class _Inspector:
 
 
 def repair_log(disk: Disk, directory: Path, found: LogInspection, now_ms: int) -> tuple[Path, ...]:
-    """Repair what `found` says; return the files that were kept as they were.
+    """Repair the faults in `found`; return the copies of damaged files that were kept.
 
     No process may have the log open. `now_ms` is the wall clock. A log without faults is not
-    touched. Raises LogError when nothing is left to go on with, or the disk fails.
+    touched. Raises LogError if no segment is left, or the disk fails.
     """
     if not found.faults:
         return ()
@@ -373,8 +372,8 @@ class _Repair:
         if found.new_start is not None:
             self._keep(self._directory / START_NAME)
             write_start(self._disk, self._directory, found.new_start)
-        # The new end first: a segment that is rewritten must not be the last one, as recovery
-        # would take it for a compacted one whose successors are missing.
+        # The new end first: recovery takes a rewritten segment that is the last one for a compacted
+        # segment whose successors are missing.
         if found.new_end is not None:
             self._set_aside(found.new_end)
             segment = Segment(found.new_end, found.new_end, 0)
@@ -391,13 +390,13 @@ class _Repair:
         return tuple(self._kept)
 
     def _rewrite(self, header: SegmentHeader, damaged: Segment, states: RangeStates) -> None:
-        """Put a snapshot of `states` and what is intact in place of a damaged segment, durably."""
+        """Replace a damaged segment by a snapshot of `states` and its intact entries, durably."""
         begin = [(entry, self._now_ms) for entry in encode_snapshot(states)]
         entries = chain(begin, self._intact(damaged))
         replace_segment(self._disk, self._directory, header, entries)
 
     def _intact(self, segment: Segment) -> Iterator[TimedEntry]:
-        """Yield what is intact of a segment: batches, ends, and entries that replicas may need."""
+        """Yield the intact entries of a segment: batches, ends, and what replicas may need."""
         if not segment.size:
             return
         with open_segment(self._disk, self._directory, segment.base) as file:
@@ -411,7 +410,7 @@ class _Repair:
                     yield kept, scanner.time_ms
 
     def _set_aside(self, base: int) -> None:
-        """Keep a segment's file under another name as well, and drop its index."""
+        """Keep a segment's file under a second name, and remove its index."""
         self._keep(segment_path(self._directory, base))
         self._remove(index_path(self._directory, base))
 

@@ -1,26 +1,27 @@
-"""Opening a log: read the last segment, cut what a crash tore, refuse rot.
+"""Open a log: replay the last segment, truncate a torn tail, refuse rot.
 
-Only the last segment is read: its snapshot says what the ranges were when it began, its entries
-what came after. The headers of the others are read, so that a missing file is noticed; their
-entries are verified when they are served.
+Only the last segment is replayed: its snapshot has the ranges at its start, its entries what came
+after. Of the other segments only headers are read, so that a missing file is noticed; their entries
+are verified when they are served.
 
-Bytes that were written but not yet synced reach the disk in any order, or not at all, so a damaged
-entry may precede intact ones after a mere crash. `durable_upto`, which every
-group commit carries, separates rot from a torn tail: all bytes below the highest one were synced.
+Unsynced bytes reach the disk in any order, or not at all, so after a mere crash a damaged entry may
+precede intact ones. Every group commit carries `durable_upto`, which separates rot from a torn
+tail: all bytes below the highest `durable_upto` were synced.
 
-* Damage at or above it is in bytes that are not known to be synced (those of the last group before
-  an unclean end may be); with `fsync = "always"` those were not acknowledged. The log is cut there,
-  and goes on in a new segment, away from blocks that may have failed.
-* Damage below it to the body of a batch, whose header says whose it is: reported, and a FETCH of
-  that batch is refused. All else is served.
-* Damage below it to the snapshot that the last segment begins with: the ranges are taken from the
-  segment before. It is reported, and the log goes on in a new segment.
-* All bytes below the high-water mark (boundaries.py) were synced, too. A last segment that ends
-  before it lost its end: the log goes on behind that, in a new segment, with the offsets that the
-  ranges had. Lost batches are refused by name, and served again once the file is put back whole.
-* Any other damage below it, or a missing segment: LogCorruptionError. Nothing is changed. The index
-  of the segment before shows that the last one is missing: an index is written when the segment
-  behind its own is durable.
+* Damage at or above it is in bytes that may be unsynced, such as the last group before an unclean
+  end. With `fsync = "always"` these were not acknowledged. The log is truncated there, and goes on
+  in a new segment, away from blocks that may fail.
+* Damage below it to the body of a batch is reported, and a FETCH of that batch is refused. All else
+  is served.
+* Damage below it to the snapshot of the last segment is reported. The ranges are taken from the
+  segment before, and the log goes on in a new segment.
+* All bytes below the high-water mark (boundaries.py) were synced, too. If the last segment ends
+  before the mark it lost its end. The log goes on behind the mark, in a new segment, with the
+  offsets that the ranges had. Lost batches are refused by name, and served again when the file is
+  put back whole.
+* Any other damage below it, and a missing segment, raise LogCorruptionError, and nothing is
+  changed. If the last segment is missing, the index of the segment before shows that: an index is
+  written only when the next segment is durable.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _OWN_NAME: Final = re.compile(r"([0-9]{20})\.(?:log|idx)(?:\.tmp)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """The bytes that were cut: `cut_bytes` of `path`, from log position `position` on, and why."""
+    """A torn tail: `cut_bytes` of `path` from log position `position` on, and the reason."""
 
     path: Path
     position: int
@@ -79,10 +80,7 @@ class TornTail:
 
 @dataclass(frozen=True, slots=True)
 class LostTail:
-    """The missing end of a segment: log positions [position, end), which were synced.
-
-    `records` are those that were there.
-    """
+    """The lost end of a segment: synced log positions [position, end), and their `records`."""
 
     path: Path
     position: int
@@ -92,11 +90,10 @@ class LostTail:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """The findings: segments by base position, entries of the last one, the log's end.
+    """The findings of recovery.
 
-    `entry_count` leaves out what the log writes for itself. `durable_upto` is the highest position
-    that a group commit proves to have been synced, `newest_ms` when the last group was written, 0
-    if that is not known.
+    `entry_count` counts the entries of the last segment without COMMIT and snapshot. `durable_upto`
+    is the highest position whose sync is proven, `newest_ms` the time of the last group, or 0.
     """
 
     segment_bases: tuple[int, ...]
@@ -110,7 +107,7 @@ class RecoveryReport:
     damaged_snapshot: LogFault | None = None
 
     def lines(self) -> list[str]:
-        """Return what an operator has to know, a finding in each line."""
+        """Return what an operator must know, one finding in each line."""
         lines = []
         if self.torn_tail is not None:
             tail = self.torn_tail
@@ -141,10 +138,10 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class LastSegment:
-    """The segment in which the log goes on, and the `rows` of its batches.
+    """The last segment, replayed to its end, and the `rows` of its batches.
 
-    `replay` has read it to its end. Below `promised` nothing is torn: the log was synced up to
-    there, or farther. If it `is_cut`, it ends before that and must not be touched.
+    The log was synced at least up to `promised`, so nothing below is a torn tail. A segment that
+    `is_cut` ends before that and must not be touched.
     """
 
     file: DiskFile
@@ -156,11 +153,11 @@ class LastSegment:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it lost bytes that were synced."""
+        """Whether the segment lost synced bytes."""
         return self.replay.end < self.promised
 
     def repair(self) -> None:
-        """Cut what a crash tore. Raises LogWriteError."""
+        """Truncate the torn tail, if there is one. Raises LogWriteError."""
         if self.torn_tail is None:
             return
         base = self.replay.segment.base
@@ -176,10 +173,10 @@ class LastSegment:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A log that is ready to go on in its `last` segment, behind the `sealed` ones.
+    """A log that is ready to append to its `last` segment, behind the `sealed` ones.
 
-    If `last` has no snapshot it is empty: its snapshot is still to be written. `high_water` is what
-    was noted of how far the log was synced, `next_sequence` the number of the next note.
+    A last segment without a snapshot is empty, and the snapshot is still to be written.
+    `next_sequence` is the sequence of the next high-water mark.
     """
 
     sealed: tuple[Segment, ...]
@@ -190,7 +187,7 @@ class Recovered:
 
     @property
     def report(self) -> RecoveryReport:
-        """Return the findings."""
+        """The findings of recovery."""
         replay = self.last.replay
         return RecoveryReport(
             segment_bases=tuple(each.base for each in (*self.sealed, replay.segment)),
@@ -206,7 +203,7 @@ class Recovered:
 
 
 def lock_log(disk: Disk, directory: Path) -> DirectoryLock:
-    """Create `directory` where missing, and lock it. Raises LogError, also if it is in use."""
+    """Create `directory` if missing, and lock it. Raises LogError, also if it is in use."""
     with translate_os_error(LogError, "creating", directory):
         disk.make_directory(directory)
     try:
@@ -222,10 +219,10 @@ def lock_log(disk: Disk, directory: Path) -> DirectoryLock:
 
 
 def recover(disk: Disk, directory: Path) -> Recovered:
-    """Read what has to be read of the log in `directory`, and leave it ready to append.
+    """Recover the log in `directory`, and leave it ready to append.
 
-    Raises LogCorruptionError for damage that no crash explains, LogError for what cannot be read,
-    and LogWriteError if the repair fails.
+    Raises LogCorruptionError for damage that no crash explains, LogError for files that cannot be
+    read, LogWriteError if a torn tail cannot be truncated.
     """
     noted = mark, _ = read_high_water(disk, directory)
     start = read_start(disk, directory)
@@ -246,7 +243,7 @@ def recover(disk: Disk, directory: Path) -> Recovered:
 
 
 def has_segments(disk: Disk, directory: Path) -> bool:
-    """Whether there is anything of a log in `directory`. Raises LogError."""
+    """Whether `directory` has any segment. Raises LogError."""
     try:
         return bool(segment_bases(disk, directory))
     except LogError as error:
@@ -258,7 +255,7 @@ def has_segments(disk: Disk, directory: Path) -> bool:
 def _sealed_segments(
     disk: Disk, directory: Path, bases: list[int], start: int
 ) -> Iterator[Segment]:
-    """Yield all segments but the last, each where the one before it ends."""
+    """Yield all segments but the last. Raises LogCorruptionError for a gap between segments."""
     expected = start
     for base in bases:
         path = segment_path(directory, base)
@@ -266,8 +263,8 @@ def _sealed_segments(
             raise corruption(
                 path,
                 min(base, expected),
-                f"this segment starts at position {base}, the ones before it end at {expected}: "
-                f"a file is missing, was cut short or has grown",
+                f"this segment starts at position {base}, and the segment before it ends at"
+                f" {expected}: a file is missing, was cut short or has grown",
             )
         if base != bases[-1]:
             with open_segment(disk, directory, base) as file:
@@ -286,7 +283,7 @@ def _recover_last_segment(
     sealed: tuple[Segment, ...],
     noted: tuple[HighWater | None, int],
 ) -> Recovered | LostTail:
-    """Return what is there; what is lost at the end if the log can go on behind that."""
+    """Recover the last segment; return the loss if the log was made to go on behind it."""
     mark, next_sequence = noted
     promised = 0 if mark is None else mark.position
     with open_segment(disk, directory, base, is_writable=True) as file:
@@ -303,7 +300,7 @@ def _recover_last_segment(
 def _read_last_segment(
     file: DiskFile, base: int, states_at_base: StatesAtBase, promised: int
 ) -> LastSegment:
-    """Read all that is in the last segment; change nothing. Raises LogError."""
+    """Replay the last segment; change nothing. Raises LogError."""
     size = file_size(file)
     torn_tail = None
     try:
@@ -316,7 +313,7 @@ def _read_last_segment(
     if segment.is_cut:  # a start that went on behind it was interrupted
         promised = max(promised, segment.end)
     elif segment.end != base + segment.size:
-        reason = "this segment was compacted, and the ones behind it are missing"
+        reason = "this segment was compacted, and the next segments are missing"
         raise corruption(file.path, segment.end, reason)
     replay = SegmentReplay(file, segment, states_at_base, promised)
     rows, entry_count = SegmentRows(base), 0
@@ -326,16 +323,16 @@ def _read_last_segment(
     if replay.torn is not None and replay.end < base + segment.size:
         cut_bytes = base + segment.size - replay.end
         torn_tail = TornTail(file.path, replay.end, cut_bytes, replay.torn.reason)
-    if replay.end < promised:
+    if replay.end < promised:  # a loss, not a torn tail: the file must stay as it is
         torn_tail = None
     return LastSegment(file, replay, rows, entry_count, promised, torn_tail)
 
 
 def _go_on_behind(disk: Disk, last: LastSegment, mark: HighWater | None) -> LostTail:
-    """Let the log go on where it would without the loss; what is left of the segment stays.
+    """Begin a new segment where the log would go on without the loss.
 
-    So a copy of the file that is whole can be put back. Raises LogCorruptionError if it is not
-    known where ranges ended: then offsets might be given away again.
+    The rest of the damaged segment stays, so that a whole copy of the file can be put back. Raises
+    LogCorruptionError if the ends of ranges are unknown: offsets might be assigned twice.
     """
     replay, path, end = last.replay, last.file.path, last.promised
     base, found_end = replay.segment.base, replay.end
@@ -359,11 +356,12 @@ def _recover_with_loss(disk: Disk, directory: Path, lost: LostTail) -> Recovered
         lost.end,
         listed(lost.records) or "no records",
     )
+    # The last segment is now the empty one behind the loss, so this does not recur again.
     return replace(recover(disk, directory), lost_tail=lost)
 
 
 def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> None:
-    """Raise LogCorruptionError if there was a segment behind this one."""
+    """Raise LogCorruptionError if an index proves that there was a next segment."""
     size = file_size(file)
     segment = Segment(base, base + size, size)
     if _maybe_index(disk, directory, segment) is None:
@@ -374,7 +372,7 @@ def _check_is_last(disk: Disk, directory: Path, file: DiskFile, base: int) -> No
 
 
 def _settle(disk: Disk, directory: Path, file: DiskFile) -> None:
-    """Sync what the process before left unsynced, and drop the cache, before anything is read.
+    """Sync what the previous process left unsynced, and drop the page cache, before any read.
 
     Otherwise recovery could read, and acknowledge, bytes that a power cut takes back.
     """
@@ -391,9 +389,9 @@ def _states_at(
     sealed: tuple[Segment, ...],
     known: RangeStates | None,
 ) -> RangeStates:
-    """Return the states as they were at `base`, from the segment that ends there.
+    """Return the states at `base`, from the segment that ends there.
 
-    Its index has the ranges, but nothing else: unless the rest is known the segment is read.
+    The index of that segment has only the ranges. If the rest is not `known` it is replayed.
     """
     if sealed:
         index = _maybe_index(disk, directory, sealed[-1])
@@ -411,12 +409,12 @@ def _states_at(
 def _maybe_index(disk: Disk, directory: Path, segment: Segment) -> SegmentIndex | None:
     try:
         return open_index(disk, directory, segment)
-    except (LogCorruptionError, OSError):  # it is not needed
+    except (LogCorruptionError, OSError):  # an index can be rebuilt from its segment
         return None
 
 
 def _remove_leftovers(disk: Disk, directory: Path, bases: list[int]) -> None:
-    """Remove files of segments that were removed from the log, and unfinished files."""
+    """Remove files of segments that left the log, and unfinished files."""
     with translate_os_error(LogError, "listing", directory):
         names = disk.list_names(directory)
     kept = {f"{base:020d}" for base in bases}

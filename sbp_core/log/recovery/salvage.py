@@ -1,4 +1,4 @@
-"""Reading one damaged segment to its end, and which records of each range were found."""
+"""Replay a damaged segment to its end, and track which records of each range were found."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sbp_core.log.states.range_states import (
     RangeState,
     RangeStates,
     RecordSpan,
+    prefix_of,
 )
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS
 from sbp_core.log.states.staged_entries import decode_end, maybe_kept
@@ -30,19 +31,19 @@ from sbp_core.segment_format import EntryKind
 _OVERRULING_KINDS: Final = frozenset(
     {EntryKind.BATCH, EntryKind.TXN_END, EntryKind.SEAL, EntryKind.SETTLED}
 )
-"""They say themselves where a range goes on."""
+"""Kinds that say themselves where a range goes on."""
 
 
 class Coverage:
-    """The offsets of every range that were found, as intervals [base_offset, end_offset)."""
+    """The found offsets of every range, as intervals [base_offset, end_offset)."""
 
     def __init__(self) -> None:
         self._found: dict[RangeKey, list[tuple[int, int]]] = {}
         self._staged = array("q")
-        """Where intact batches were written first that were staged, in order."""
+        """Positions of the first write of intact staged batches, in order."""
 
     def add(self, entry: Entry, location: Location) -> None:
-        """Note an intact entry, in the order of the log. Raises LogCorruptionError."""
+        """Add an intact entry, in the order of the log. Raises LogCorruptionError."""
         key = (entry.stream_id, entry.range_index)
         if entry.kind is EntryKind.BATCH:
             self._cover(key, entry.base_offset, entry.base_offset + entry.count)
@@ -56,7 +57,7 @@ class Coverage:
                 offset += count
 
     def whole(self, staged: StagedStates) -> StagedStates:
-        """Return what is staged without those transactions of which a batch is not there."""
+        """Return `staged` without the transactions that lack a batch."""
         whole = StagedStates()
         for staging in staged.stagings():
             if all(map(self._has_staged, staging.batches.positions)):
@@ -71,14 +72,14 @@ class Coverage:
         return at < len(self._staged) and self._staged[at] == position
 
     def _cover(self, key: RangeKey, base_offset: int, end_offset: int) -> None:
-        """Note records. Those that follow each other take the memory of one."""
+        """Add records. Adjacent intervals are joined, to bound the memory."""
         found = self._found.setdefault(key, [])
         if found and found[-1][1] == base_offset:
             base_offset, _ = found.pop()
         found.append((base_offset, end_offset))
 
     def missing(self, key: RangeKey, start_offset: int, end_offset: int) -> Iterator[range]:
-        """Yield what was not found of [start_offset, end_offset), in order."""
+        """Yield the gaps in [start_offset, end_offset), in order."""
         at = start_offset
         for found_start, found_end in sorted(self._found.get(key, [])):
             if found_start >= end_offset:
@@ -91,35 +92,34 @@ class Coverage:
 
 
 class PrefixGaps:
-    """The replicated ranges of which entries are missing, and their prefix in front of these.
+    """The replicated ranges with missing entries, and their prefix before the gap.
 
-    The entries of a range add up to the prefix that the next snapshot has of it, unless some are
-    missing. This is not so of a settled range in a segment that was rewritten: it does not count.
+    The entries of a range add up to its prefix in the next snapshot, unless some are missing.
+    Settled ranges do not count, because a rewritten segment may lack their entries.
     """
 
     def __init__(self) -> None:
         self._gaps: dict[RangeKey, Prefix] = {}
         self._holes: dict[RangeKey, Prefix] = {}
-        """The prefix of each range where it is unknown which entries follow; all may be there."""
+        """The prefix of each range at damage that may hide entries of any range, or none."""
 
     def add_hole(self, states: RangeStates) -> None:
-        """Note that entries of any range may be missing from here on."""
+        """Note damage that may hide entries of any range."""
         for logged in states:
             if logged.prefix is not None:
                 self._holes.setdefault(logged.key, logged.prefix)
 
     def compare(self, states: RangeStates, ranges: Iterable[LoggedRange]) -> None:
-        """Compare what was read with what the ranges were at this place."""
+        """Compare the replayed states with the true `ranges` at the same position."""
         for logged in ranges:
             if logged.prefix is not None:
-                known = states.maybe_range(logged.key)
-                found = (None if known is None else known.prefix) or Prefix()
+                found = prefix_of(states.maybe_range(logged.key))
                 if found != logged.prefix:
                     self._gaps.setdefault(logged.key, self._holes.get(logged.key, found))
         self._holes.clear()
 
     def applied(self, states: RangeStates) -> Iterator[LoggedRange]:
-        """Yield the ranges; those with gaps are not whole."""
+        """Yield the ranges; a range with a gap is not whole."""
         for logged in states:
             readable = self._gaps.get(logged.key) or self._holes.get(logged.key)
             if readable is None or not logged.is_unsettled:
@@ -130,13 +130,13 @@ class PrefixGaps:
 
 
 class SegmentSalvage(SegmentReplay):
-    """Replays a segment whatever is damaged in it; what hides entries is a fault like others.
+    """Replays a segment whatever is damaged in it; damage that hides entries is a fault, too.
 
-    `expected` are the states at its base, in case its snapshot is not whole. `gaps` takes in what
-    is missing of replicated ranges. Afterwards `ranges_at_base` is what the snapshot holds, or
-    should. `states` have only writers of which nothing can be missing: damage that hides entries
-    makes all forgotten that appended before. Staged batches may have been published or dropped by
-    an entry that is hidden.
+    `expected` are the states at its base, in case the snapshot is damaged. `gaps` collects the gaps
+    of replicated ranges. Afterwards `ranges_at_base` are the ranges that the snapshot has, or
+    should have. `states` have only writers without a lost batch: damage that hides entries makes
+    all earlier writers unknown. Staged batches may have been published or dropped by a hidden
+    entry.
     """
 
     def __init__(
@@ -149,17 +149,17 @@ class SegmentSalvage(SegmentReplay):
     ) -> None:
         super().__init__(file, segment, self._expected_with, promised)
         self.has_records = False
-        """Whether a rewrite of the segment would hold anything but its snapshot."""
+        """Whether a rewrite of the segment would have entries behind its snapshot."""
         self.ranges_at_base = tuple(expected)
         self._expected = expected
         self._gaps = gaps
 
     def entries(self) -> Iterator[Replayed]:
-        """Replay, and yield each entry behind the snapshot. Raises LogError if the disk fails."""
+        """Replay, and yield each entry after the snapshot. Raises LogError if the disk fails."""
         for each in super().entries():
             self.has_records = self.has_records or self._is_kept(each)
             yield each
-        if self.segment.generation > 0 or self.segment.is_cut:  # marks are left out, or lost
+        if self.segment.generation > 0 or self.segment.is_cut:  # it lacks marks of writers
             self.states.forget_writers()
 
     def _is_kept(self, replayed: Replayed) -> bool:
@@ -175,7 +175,7 @@ class SegmentSalvage(SegmentReplay):
 
     def _take_snapshot(self, states: RangeStates) -> None:
         self._gaps.compare(self._expected, states)
-        if self.faults:  # they may hide a part of it
+        if self.faults:  # they may hide a part of the snapshot
             states = RangeStates(states, self.states.writers, self.states.staged)
             states.forget_writers()
         self.ranges_at_base = tuple(states)
@@ -189,11 +189,11 @@ class SegmentSalvage(SegmentReplay):
         self._gaps.add_hole(self.states)
 
     def _contradict(self, position: int, reason: str) -> None:
-        if not self.faults:  # else it follows from these
+        if not self.faults:  # else the contradiction follows from a fault that was noted
             self._fault(position, reason)
 
     def _moved(self, replayed: Replayed) -> Sequence[LoggedRange]:
-        """Move the ranges on; where entries are missing before this one, to what it says."""
+        """Apply an entry; if entries before it are missing, believe what the entry says."""
         entry = replayed.entry
         try:
             changed = self.states.after([entry], is_damaged=replayed.is_damaged)
@@ -207,11 +207,11 @@ class SegmentSalvage(SegmentReplay):
         return list(changed.values())
 
     def _overruled(self, entry: Entry) -> dict[RangeKey, LoggedRange]:
-        """Return the range as the entry of a batch, or of an end, has it."""
+        """Return the range as an entry in _OVERRULING_KINDS describes it."""
         records = RecordSpan.of(entry)
         key = (records.stream_id, records.range_index)
         known = self.states.maybe_range(key)
-        if known is None:  # the entries about its earlier writers may be missing, too
+        if known is None:  # entries about its earlier writers may be missing, too
             self.states.writers.forget_before(*key)
             known = LoggedRange(*key, records.base_offset, records.base_offset)
         is_seal = entry.kind in {EntryKind.SEAL, EntryKind.SETTLED}

@@ -1,7 +1,7 @@
-"""The states of ranges: entries in, states out.
+"""The states of ranges: fold entries into states.
 
 The body of a RANGE_CREATED entry is a version, 1, and created_at_ms, a little-endian i64; or empty
-if that is not known, as in logs of earlier versions. The version is 2 if the range is replicated:
+if the time is unknown, as in logs of earlier versions. The version is 2 if the range is replicated:
 its entries are numbered (replicated_entries.py), and it ends by FENCED and SETTLED, never by SEAL.
 """
 
@@ -29,12 +29,13 @@ _CREATED_BODY: Final = struct.Struct("<Bq")
 _CREATED_VERSION: Final = 1
 _REPLICATED_VERSION: Final = 2
 OFFSET_MAX: Final = 2**63 - 1
+_NO_ENTRIES: Final = Prefix()
 NO_TIME: Final = -1
-"""In place of the time when a stream was created: not known."""
+"""In place of the creation time of a stream, if unknown."""
 
 
 class RangeState(enum.Enum):
-    """Life of a range, which goes this way only."""
+    """The states of a range. A range moves only forward in this order."""
 
     OPEN = "open"
     FENCED = "fenced"
@@ -42,7 +43,7 @@ class RangeState(enum.Enum):
     DELETED = "deleted"
 
     def or_later(self, other: RangeState) -> RangeState:
-        """Return the later of both."""
+        """Return the later of both states."""
         return max(self, other, key=_STATES.index)
 
 
@@ -60,11 +61,11 @@ RangeKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LoggedRange:
-    """A range as the log has it: records [start_offset, next_offset), the first not trimmed.
+    """A range in the log: records [start_offset, next_offset), without the trimmed ones.
 
-    If it is replicated, `prefix` are its entries that are here, without a gap. `highest_seq` is the
-    number of its last entry: it is higher if entries in between are damaged. While its records are
-    copied without its entries (COPY_BEGUN), it is fenced and has no prefix.
+    `prefix` has the entries of a replicated range up to the first gap, `highest_seq` is the number
+    of its last entry. They differ if entries in between are damaged. While records are copied
+    without entries (COPY_BEGUN), the range is fenced and has no prefix.
     """
 
     stream_id: int
@@ -73,49 +74,54 @@ class LoggedRange:
     next_offset: int
     state: RangeState = RangeState.OPEN
     created_at_ms: int = field(default=NO_TIME, compare=False)
-    """When the placement driver created the stream: another one may have had its id before."""
+    """When the placement driver created the stream. It tells streams with the same id apart."""
     prefix: Prefix | None = None
     highest_seq: int = 0
 
     @property
     def key(self) -> RangeKey:
-        """Its stream and index."""
+        """Stream id and range index."""
         return self.stream_id, self.range_index
 
     @property
     def state_code(self) -> int:
-        """Its state as a number, for the column of that name."""
+        """The state as a number, for the column of that name."""
         return STATE_CODES.index(self.state)
 
     @property
     def seq(self) -> int:
-        """The number of its last entry without a gap before, -1 if it is not replicated."""
+        """The number of entries before the first gap, -1 if the range is not replicated."""
         return -1 if self.prefix is None else self.prefix.seq
 
     @property
     def digest(self) -> bytes:
-        """The digest of its entries, zeros if there are none."""
+        """The digest of these entries, zeros if there are none."""
         return (self.prefix.digest if self.prefix is not None else b"") or NO_DIGEST
 
     @property
     def is_replicated(self) -> bool:
-        """Whether it has replicas on other servers."""
+        """Whether the range has replicas on other servers."""
         return self.prefix is not None or self.state is RangeState.FENCED
 
     @property
     def is_whole(self) -> bool:
-        """Whether all entries are here that ever were."""
+        """Whether no entry is missing."""
         return self.prefix is None or self.prefix.seq == self.highest_seq
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether it is replicated, and other replicas may need any of its entries."""
+        """Whether other replicas may need entries of the range."""
         return self.prefix is not None and self.state in {RangeState.OPEN, RangeState.FENCED}
+
+
+def prefix_of(logged: LoggedRange | None) -> Prefix:
+    """Return the numbered entries of a range; none for an unknown one, or one without numbers."""
+    return _NO_ENTRIES if logged is None or logged.prefix is None else logged.prefix
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSpan:
-    """Records [base_offset, end_offset) of a range; staged ones have no offsets, both are -1."""
+    """Records [base_offset, end_offset) of a range; both are -1 for staged records."""
 
     stream_id: int
     range_index: int
@@ -124,7 +130,7 @@ class RecordSpan:
 
     @classmethod
     def of(cls, entry: Entry) -> RecordSpan:
-        """Return the records of a batch, or those that an end of transactions published."""
+        """Return the records of a batch, or the records that the end of transactions published."""
         if entry.kind is EntryKind.STAGED:
             return cls(entry.stream_id, entry.range_index, -1, -1)
         end_offset = entry.base_offset + entry.count
@@ -138,10 +144,10 @@ class RecordSpan:
 
 
 class RangeStates:
-    """The states of all ranges, the `writers` of their streams, and what is `staged` for these.
+    """The states at one position of the log: ranges, `writers` and `staged` batches.
 
-    All at one position of the log. Writers and what is staged have folds of their own, for which
-    they need the places and times of entries.
+    `apply` and `after` fold entries into ranges only. Writers and staged batches have folds of
+    their own, because these need the locations and times of entries.
     """
 
     def __init__(
@@ -165,10 +171,10 @@ class RangeStates:
     def after(
         self, entries: Iterable[Entry], *, is_damaged: bool = False
     ) -> dict[RangeKey, LoggedRange]:
-        """Return the ranges that `entries` change, as they are after the last one.
+        """Return the ranges that `entries` change, after the last entry.
 
-        With `is_damaged` their bodies are lost. Raises LogCorruptionError when an entry contradicts
-        those before it.
+        With `is_damaged` the bodies of the entries are lost. Raises LogCorruptionError if an entry
+        contradicts the entries before it.
         """
         changed: dict[RangeKey, LoggedRange] = {}
         for entry in entries:
@@ -177,17 +183,17 @@ class RangeStates:
         return changed
 
     def update(self, changed: Mapping[RangeKey, LoggedRange]) -> None:
-        """Move on to what `after` returned."""
+        """Apply the result of `after`."""
         for logged in changed.values():
             self._put(logged)
 
     def maybe_range(self, key: RangeKey) -> LoggedRange | None:
-        """Return a range. Safe in any thread, also while another one updates."""
+        """Return a range. Safe in any thread, also while another thread updates."""
         stream_id, range_index = key
         return self._streams.get(stream_id, {}).get(range_index)
 
     def forget_deleted(self, held: Container[int]) -> None:
-        """Forget the streams of which all ranges are deleted, but for the ids in `held`."""
+        """Forget the deleted streams that are not in `held`."""
         for stream_id, ranges in list(self._streams.items()):
             is_deleted = all(each.state is RangeState.DELETED for each in ranges.values())
             if is_deleted and stream_id not in held:
@@ -195,10 +201,10 @@ class RangeStates:
                 self.staged.forget(stream_id)
 
     def restore_tails(self, tails: Iterable[LoggedRange]) -> tuple[RecordSpan, ...]:
-        """Let ranges be as they were before entries of theirs were lost; return the lost records.
+        """Set ranges to their states before entries were lost; return the lost records.
 
-        Their writers are forgotten, as their last batches are not known. Replicated ones keep the
-        prefix that is here: they are not whole any more.
+        Their writers are forgotten, because their last batches are unknown. A replicated range
+        keeps the prefix that is here, and is not whole any more.
         """
         lost = []
         for tail in tails:
@@ -208,7 +214,7 @@ class RangeStates:
             start = max(tail.start_offset, 0 if found is None else found.next_offset)
             if start < tail.next_offset:
                 lost.append(RecordSpan(*tail.key, start, tail.next_offset))
-            prefix = (None if found is None else found.prefix) or Prefix()
+            prefix = prefix_of(found)
             is_lost = tail.prefix is not None and prefix.seq < tail.prefix.seq
             restored = replace(tail, prefix=prefix) if is_lost else tail
             if tail.is_replicated and tail.prefix is None:  # records in the middle may be missing
@@ -218,11 +224,11 @@ class RangeStates:
         return tuple(lost)
 
     def forget_writers(self) -> None:
-        """Forget the writers of all streams: entries may be missing that said more of them."""
+        """Forget the writers of all streams, because their last entries may be missing."""
         self.writers.forget_all({stream_id: max(own) for stream_id, own in self._streams.items()})
 
     def apply(self, entry: Entry, *, is_damaged: bool = False) -> Sequence[LoggedRange]:
-        """Move on to what one entry makes of the ranges, and return these. Raises as `after`."""
+        """Apply one entry; return the changed ranges. Raises as `after`."""
         touched = self._touched(entry, {}, is_damaged=is_damaged)
         for logged in touched:
             self._put(logged)
@@ -248,7 +254,7 @@ class RangeStates:
             case EntryKind.TXN_END if entry.base_offset >= 0:
                 return (_grown(self._known(entry, changed), entry, is_damaged=is_damaged),)
             case EntryKind.RANGE_CREATED:
-                # A range may be announced and looked up at the same time: the first entry counts.
+                # A range may be looked up twice at the same time. The first entry counts.
                 if self._maybe_range(entry, changed) is not None:
                     return ()
                 return (_created(entry),)
@@ -272,7 +278,7 @@ class RangeStates:
                 return () if found is None else _numbered(found, entry, is_damaged=is_damaged)
             case _:
                 raise LogCorruptionError(
-                    f"an entry of kind {entry.kind.name} is not one of a range"
+                    f"an entry of kind {entry.kind.name} does not belong to a range"
                 )
 
     def _maybe_range(
@@ -299,7 +305,7 @@ class RangeStates:
 
 
 def _is_growing(logged: LoggedRange) -> bool:
-    """Whether entries may follow: a fenced range gets those that settle it."""
+    """Whether entries may follow. A fenced range gets the entries that it lacks."""
     return logged.state in {RangeState.OPEN, RangeState.FENCED}
 
 
@@ -312,11 +318,9 @@ def _check_staged(logged: LoggedRange, entry: Entry) -> None:
 
 
 def _grown(logged: LoggedRange, entry: Entry, *, is_damaged: bool) -> LoggedRange:
-    """Return a range after a batch, or after the end of transactions that published some.
-
-    The placement driver tells where a range begins now. A copy that is begun after a trim gets
-    records from the first one on.
-    """
+    """Return a range after a batch, or after the end of transactions that published batches."""
+    # The placement driver lists a range with its present start. A copy that begins after a trim
+    # still gets all entries of the range, with records before that start.
     if logged.prefix is not None and entry.base_offset < logged.next_offset == logged.start_offset:
         logged = replace(logged, start_offset=entry.base_offset, next_offset=entry.base_offset)
     is_empty = entry.kind is EntryKind.BATCH and entry.count < 1
@@ -338,7 +342,7 @@ def _grown(logged: LoggedRange, entry: Entry, *, is_damaged: bool) -> LoggedRang
 
 
 def _numbered(logged: LoggedRange, entry: Entry, *, is_damaged: bool) -> Sequence[LoggedRange]:
-    """Return a range after an entry that moves nothing but its number, if it is replicated."""
+    """Return a replicated range after an entry that changes only its numbers; else nothing."""
     if logged.prefix is None or (
         entry.kind is EntryKind.TXN_END and not logged.is_unsettled  # drops what was left staged
     ):
@@ -352,7 +356,7 @@ def _numbered(logged: LoggedRange, entry: Entry, *, is_damaged: bool) -> Sequenc
 def _numbers_after(
     logged: LoggedRange, entry: Entry, *, is_damaged: bool
 ) -> tuple[Prefix | None, int]:
-    """Return the prefix and the highest number of a range after its next entry."""
+    """Return the prefix and the highest number of a range after an entry."""
     if logged.prefix is None:
         return None, 0
     is_behind_gap = is_damaged or not logged.is_whole
@@ -361,7 +365,7 @@ def _numbers_after(
 
 
 def _ended(logged: LoggedRange, entry: Entry) -> LoggedRange:
-    """Return a range after a SEAL, or if it is replicated a FENCED or a SETTLED entry."""
+    """Return a range after SEAL; a replicated range after FENCED or SETTLED."""
     if entry.kind is EntryKind.SEAL:
         if logged.prefix is not None:
             raise _contradiction(logged, entry, "FENCED and SETTLED, as it is replicated")
@@ -376,7 +380,7 @@ def _ended(logged: LoggedRange, entry: Entry) -> LoggedRange:
 def _settled(logged: LoggedRange, entry: Entry) -> LoggedRange:
     """Return a replicated range after its SETTLED entry. Raises LogCorruptionError.
 
-    If entries before the end are damaged it is settled, and not whole, unless they were mended.
+    A range with damaged entries is settled but not whole, unless they were mended.
     """
     settled = decode_settled(entry)
     prefix, end, end_offset = logged.prefix, settled.end, entry.base_offset
@@ -404,9 +408,9 @@ def _settled(logged: LoggedRange, entry: Entry) -> LoggedRange:
 
 
 def _copied_from(logged: LoggedRange, entry: Entry) -> LoggedRange:
-    """Return a fenced range that gets its records from an offset on. Raises LogCorruptionError.
+    """Return a fenced range after COPY_BEGUN: it gets records from the base offset on.
 
-    The records that are here end there, or are trimmed elsewhere.
+    Raises LogCorruptionError unless the records here end there, or all are trimmed elsewhere.
     """
     if logged.state is RangeState.DELETED:
         return logged
@@ -446,7 +450,7 @@ def _created(entry: Entry) -> LoggedRange:
 
 
 def _trimmed(logged: LoggedRange, offset: int) -> LoggedRange:
-    """Not beyond its end, and never back."""
+    """Return a range after a trim, which neither passes its end nor goes back."""
     start_offset = max(logged.start_offset, min(offset, logged.next_offset))
     return replace(logged, start_offset=start_offset)
 
@@ -463,7 +467,7 @@ def range_created(
     *,
     is_replicated: bool = False,
 ) -> Entry:
-    """Return the entry that begins a range; NO_TIME if it is not known when its stream was made."""
+    """Return the entry that begins a range; `created_at_ms` is that of its stream, or NO_TIME."""
     body = b""
     if is_replicated:
         body = _CREATED_BODY.pack(_REPLICATED_VERSION, created_at_ms)
@@ -473,7 +477,7 @@ def range_created(
 
 
 def _decode_created(entry: Entry) -> tuple[int, bool]:
-    """Return when the stream of a new range was created, and whether the range is replicated."""
+    """Return the creation time of the stream, and whether the range is replicated."""
     if len(entry.body) != _CREATED_BODY.size:
         return NO_TIME, False
     version, created_at_ms = _CREATED_BODY.unpack(entry.body)

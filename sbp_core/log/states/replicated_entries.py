@@ -1,14 +1,14 @@
-"""The entries of replicated ranges: how they are numbered, and how such a range ends.
+"""The entries of replicated ranges: their numbers, and the entries with which a range ends.
 
-`sbp_core.replication` has the rules. The numbered entries of a range are those of NUMBERED_KINDS
-that are written before it is settled. The *content* of a numbered entry is its body without what
-depends on the place in one log: a TXN_END has its ids and its flags, and no batches; a STAGED entry
-has no birth position. So replicas with the same entries have the same digest, wherever these are.
+`sbp_core.replication` has the rules. The numbered entries of a range are the entries of
+NUMBERED_KINDS before it is settled. The *content* of a numbered entry is its body without positions
+in one log: a TXN_END keeps ids and flags without batches, a STAGED entry has no birth position. So
+replicas with the same entries have the same digest, wherever the entries are.
 
 A FENCED entry has no body. Behind a COPY_BEGUN entry follow the records of a range that has ended,
-from its base offset on, and what is staged in it, from another server. Its body has the records
-(staged_states.py) of the transactions that ended in the range. The range is not numbered here until
-it is settled.
+from its base offset on, and the batches staged in it, from another server. Its body has the records
+(staged_states.py) of the transactions that ended in the range. The entries of such a range are not
+numbered here.
 
 A SETTLED entry has the end of the range as its base offset. Its body, big-endian:
 
@@ -18,10 +18,10 @@ A SETTLED entry has the end of the range as its base offset. Its body, big-endia
     2-9    seq      u64   of the last entry of the range
     10-25  digest         of all entries up to there, zeros if there are none
 
-Behind that, if entries were cut, are the length of the writers of the stream at this end (u32),
-these as a RANGE_WRITERS has them, nothing if they are not known, and records (staged_states.py):
-what was staged in the range at its end, where that differs from what is staged now (no batches
-if nothing was), and the ends of transactions that do not count.
+Behind that, if entries were truncated: the length (u32) and the bytes of the stream's writers at
+this end, as in RANGE_WRITERS, empty if unknown; and records (staged_states.py) of the batches that
+were staged in the range at its end, where they differ from the present ones (without batches if
+nothing was staged), and of the ends of transactions that do not count.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _SUMMARY: Final = struct.Struct(">BqII")
 _SETTLED: Final = struct.Struct(f">BBQ{DIGEST_BYTES}s")
 _LENGTH: Final = struct.Struct(">I")
 _VERSION: Final = 1
-_IS_CUT: Final = 1
+_IS_TRUNCATED: Final = 1
 _IS_MENDED: Final = 2
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
-"""In place of the digest of no entries."""
+"""The digest of no entries."""
 
 
 def portable(entry: Entry) -> Entry:
-    """Return a numbered entry without what depends on its place in this log."""
+    """Return a numbered entry without positions in this log."""
     if entry.kind is EntryKind.TXN_END:
         return replace(entry, body=portable_end(entry))
     if entry.kind is EntryKind.STAGED and entry.base_offset >= 0:
@@ -68,9 +68,9 @@ def portable(entry: Entry) -> Entry:
 
 
 def summary(entry: Entry) -> bytes:
-    """Return what the digest of a range covers of a numbered entry, in any log.
+    """Return the part of a numbered entry that the digest of its range covers.
 
-    Kind, base offset and count, and the CRC-32C of its content. Raises LogCorruptionError.
+    It has kind, base offset and count, and the CRC-32C of the content. Raises LogCorruptionError.
     """
     own = portable(entry)
     content = (own.prefix, own.body) if own.prefix else (own.body,)
@@ -80,8 +80,8 @@ def summary(entry: Entry) -> bytes:
 def number_after(before: Prefix, entry: Entry) -> Prefix:
     """Return the prefix that ends with a numbered entry. Raises LogCorruptionError.
 
-    A server needs it twice: to send or accept the entry, and when the log writes it. It is computed
-    once, and kept with the entry.
+    It is needed when the entry is sent or accepted, and again when the log writes it. So it is
+    computed once, and kept in the entry.
     """
     known = getattr(entry, "numbering", None)
     if known is not None and (known[0] is before or known[0] == before):
@@ -93,41 +93,41 @@ def number_after(before: Prefix, entry: Entry) -> Prefix:
 
 
 def is_numbered_in(entry: Entry, keys: Container[tuple[int, int]]) -> bool:
-    """Whether an entry is a numbered one of any of these ranges."""
+    """Whether an entry is a numbered entry of one of these ranges."""
     return entry.kind in NUMBERED_KINDS and (entry.stream_id, entry.range_index) in keys
 
 
 def decoded_prefix(seq: int, digest: bytes) -> Prefix:
-    """Return a prefix from its number and digest as they are in files."""
+    """Return a prefix from its number and digest in a file."""
     return Prefix(seq, digest) if seq else Prefix()
 
 
 def fenced_entry(key: tuple[int, int]) -> Entry:
-    """Return the entry after which a replicated range accepts only what settles it."""
+    """Return the entry after which a replicated range accepts only the entries that it lacks."""
     return Entry(EntryKind.FENCED, *key, -1, 0)
 
 
 def copy_begun_entry(key: tuple[int, int], base_offset: int, ends: Buffer = b"") -> Entry:
-    """Return the entry behind which a fenced range gets records from an offset on, not its entries.
+    """Return the entry that begins a copy of records, not entries, from an offset on.
 
-    Its staged batches here are dropped, and `ends` are the records of its transactions.
+    The batches staged in the range are dropped, and `ends` are the records of its transactions.
     """
     return Entry(EntryKind.COPY_BEGUN, *key, base_offset, 0, ends)
 
 
 def settled_entry(key: tuple[int, int], end_offset: int, end: Prefix) -> Entry:
-    """Return the entry that ends a replicated range of which exactly `end` is here.
+    """Return the entry that ends a replicated range with exactly the entries `end` here.
 
-    If more is here, `Log.cut` makes the entry.
+    `Log.truncation` makes the entry for a range with more entries.
     """
     return Entry(EntryKind.SETTLED, *key, end_offset, 0, _encode_end(end, 0))
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """The states at the end of a range, where entries behind it changed them, as bytes.
+class Truncation:
+    """The states at the end of a range that truncated entries had changed, as bytes.
 
-    `writers` of the stream at the end of the range, empty if they are not known; `staged` records.
+    `writers` of the stream at the end of the range, empty if unknown; records of what is `staged`.
     """
 
     writers: Buffer
@@ -135,20 +135,31 @@ class Cut:
 
 
 def copied_entry(key: tuple[int, int], end_offset: int, end: Prefix) -> Entry:
-    """Return the entry that ends a range whose records were copied, but not its entries.
+    """Return the entry that ends a range whose records were copied, without its entries.
 
-    So the writers before its end are not known.
+    The writers before its end are unknown.
     """
-    return cut_entry(key, end_offset, end, Cut(b"", b""))
+    return truncation_entry(key, end_offset, end, Truncation(b"", b""))
 
 
-def cut_entry(
-    key: tuple[int, int], end_offset: int, end: Prefix, cut: Cut, *, is_mended: bool = False
+def truncation_entry(
+    key: tuple[int, int],
+    end_offset: int,
+    end: Prefix,
+    truncation: Truncation,
+    *,
+    is_mended: bool = False,
 ) -> Entry:
-    """Return the entry that ends a replicated range before the last entries that are here."""
-    flags = _IS_CUT | (_IS_MENDED if is_mended else 0)
-    head = _encode_end(end, flags) + _LENGTH.pack(len(cut.writers))
-    return Entry(EntryKind.SETTLED, *key, end_offset, 0, b"".join((head, cut.writers, cut.staged)))
+    """Return the entry that ends a replicated range before its last entries here."""
+    flags = _IS_TRUNCATED | (_IS_MENDED if is_mended else 0)
+    head = _encode_end(end, flags) + _LENGTH.pack(len(truncation.writers))
+    return Entry(
+        EntryKind.SETTLED,
+        *key,
+        end_offset,
+        0,
+        b"".join((head, truncation.writers, truncation.staged)),
+    )
 
 
 def _encode_end(end: Prefix, flags: int) -> bytes:
@@ -157,25 +168,25 @@ def _encode_end(end: Prefix, flags: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The content of a SETTLED entry; `cut` is None if all entries count that are here.
+    """The content of a SETTLED entry; `truncation` is None if all entries here count.
 
-    If it `is_mended`, all entries up to the end were read before it, also those that were damaged.
+    `is_mended`: damaged entries were mended, and all entries up to the end could be read.
     """
 
     end: Prefix
-    cut: Cut | None
+    truncation: Truncation | None
     is_mended: bool = False
 
 
 def decode_settled(entry: Entry) -> Settled:
-    """Return what a SETTLED entry says. Raises LogCorruptionError."""
+    """Return the content of a SETTLED entry. Raises LogCorruptionError."""
     version, flags, seq, digest = unpack_at(_SETTLED, entry.body, 0)
     if version != _VERSION:
-        raise LogCorruptionError("the end of a replicated range is in a form that is not known")
+        raise LogCorruptionError("the end of a replicated range has an unknown version")
     end = decoded_prefix(seq, digest)
-    if not flags & _IS_CUT:
+    if not flags & _IS_TRUNCATED:
         return Settled(end, None)
     (writers_length,) = unpack_at(_LENGTH, entry.body, _SETTLED.size)
     records = memoryview(entry.body)[_SETTLED.size + _LENGTH.size :]
-    cut = Cut(records[:writers_length], records[writers_length:])
-    return Settled(end, cut, is_mended=bool(flags & _IS_MENDED))
+    truncation = Truncation(records[:writers_length], records[writers_length:])
+    return Settled(end, truncation, is_mended=bool(flags & _IS_MENDED))

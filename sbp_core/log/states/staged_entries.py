@@ -1,17 +1,17 @@
-"""The bytes of what is staged and of how that ends: the bodies of STAGED and TXN_END entries.
+"""The bodies of STAGED and TXN_END entries: staged batches, and how their transactions end.
 
-A STAGED entry holds a batch without offsets. Its header says -1 for the base offset; in a segment
-that was rewritten, which moves its entries, the position at which it was written first. That
-*birth position* identifies it from then on. Body, numbers big-endian:
+A STAGED entry holds a batch without offsets. The base offset in its header is -1; in a rewritten
+segment, where entries have moved, it is the position of the first write. This *birth position*
+identifies the batch from then on. Body, numbers big-endian:
 
     0     length of the transaction's id   u8
     1-    the id                           ASCII
           sequence                         u32
           the batch
 
-A TXN_END entry publishes batches that were staged, or drops them. Published ones get the offsets
-from its base offset on, in its order. Dropped are all batches of its transactions in its range, or
-in all ranges of the stream if that is -1; its base offset is -1 then. Body, big-endian:
+A TXN_END entry publishes staged batches, or drops them. Published batches get the offsets from its
+base offset on, in its order. An entry that drops has the base offset -1, and drops all batches of
+its transactions in its range, or in all ranges of the stream if the range is -1. Body, big-endian:
 
     0     version      u8   1
     1     flags        u8   1 if it publishes
@@ -19,8 +19,8 @@ in all ranges of the stream if that is -1; its base offset is -1 then. Body, big
     6-9   batch count  u32
     10-   for each id: its length u8, the id, and how many of the batches are its own, u32
 
-and behind that, if it publishes, columns of its batches, little-endian: birth position i64, length
-of the entry u32, records u32.
+Behind that, if it publishes, columns of its batches, little-endian: birth position i64, length of
+the entry u32, records u32.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _COLUMNS: Final[tuple[tuple[str, np.dtype[Any]], ...]] = (
 )
 
 STAGED_BATCH_BYTES: Final = sum(dtype.itemsize for _, dtype in _COLUMNS)
-"""Bytes of a batch in the entry that ends its transaction, and in a snapshot."""
+"""Bytes of a batch in the end of its transaction, and in a snapshot."""
 
 
 class BatchColumns:
-    """Staged batches: where each was written first, bytes of its entry, records.
+    """Columns of staged batches: position of the first write, length of the entry, records.
 
-    One thread may add while others read: the number of positions is that of the batches.
+    One thread may add while others read: the number of positions is the number of batches.
     """
 
     __slots__ = ("lengths", "positions", "record_counts")
@@ -69,7 +69,7 @@ class BatchColumns:
         self.positions = array("q")  # written last
 
     def __len__(self) -> int:
-        """Return how many batches there are."""
+        """Return the number of batches."""
         return len(self.positions)
 
     def append(self, position: int, length: int, record_count: int) -> None:
@@ -85,13 +85,13 @@ class BatchColumns:
         self.positions += other.positions
 
     def rows(self) -> StagedRows:
-        """Return where they are, in the order in which they were added."""
+        """Return positions and lengths, in the order of addition."""
         positions = np.frombuffer(self.positions.tobytes(), np.int64)
         lengths = np.frombuffer(self.lengths.tobytes(), np.uint32, len(positions))
         return StagedRows(positions, lengths)
 
     def encode(self) -> bytes:
-        """Return the bytes of all."""
+        """Return the bytes of all columns."""
         count = len(self)
         columns = (self.positions, self.lengths, self.record_counts)
         return b"".join(
@@ -102,32 +102,32 @@ class BatchColumns:
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """Where staged batches were written first, in order, and bytes of their entries."""
+    """Positions of the first write of staged batches, in order, and lengths of their entries."""
 
     positions: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.uint32]
 
     @classmethod
     def together(cls, parts: Sequence[StagedRows]) -> StagedRows:
-        """Return all of `parts`, in order; what is in several of them once."""
+        """Return the union of `parts`, in order."""
         positions = np.concatenate([np.empty(0, np.int64), *(each.positions for each in parts)])
         lengths = np.concatenate([np.empty(0, np.uint32), *(each.lengths for each in parts)])
         positions, at = np.unique(positions, return_index=True)
         return cls(positions, lengths[at])
 
     def holds(self, position: int) -> bool:
-        """Whether a batch that was written first at a position is among these."""
+        """Whether a batch with this position is among these."""
         at = int(self.positions.searchsorted(position))
         return at < len(self.positions) and bool(self.positions[at] == position)
 
     def bytes_between(self, base: int, end: int) -> int:
-        """Return the bytes of those that were written first at positions [base, end)."""
+        """Return the bytes of the batches with positions in [base, end)."""
         first, last = self.positions.searchsorted((base, end))
         return int(self.lengths[first:last].sum(dtype=np.int64))
 
 
 def decode_columns(data: memoryview, count: int) -> BatchColumns:
-    """Return the batches whose bytes `data` holds. Raises LogCorruptionError."""
+    """Return the batches from the bytes of their columns. Raises LogCorruptionError."""
     if len(data) != count * STAGED_BATCH_BYTES:
         raise LogCorruptionError(
             f"{count} staged batches take {count * STAGED_BATCH_BYTES} bytes, not {len(data)}"
@@ -144,12 +144,12 @@ def decode_columns(data: memoryview, count: int) -> BatchColumns:
 
 
 def prefix_length(txn_id: str) -> int:
-    """Return the bytes in front of a batch that is staged under this id."""
+    """Return the length of what is in front of a batch in a STAGED entry."""
     return _LENGTH.size + len(txn_id) + _COUNT.size
 
 
 def encode_prefix(txn_id: str, sequence: int) -> bytes:
-    """Return the bytes in front of a staged batch."""
+    """Return the bytes in front of a batch in a STAGED entry."""
     return encode_txn_id(txn_id) + _COUNT.pack(sequence)
 
 
@@ -161,12 +161,12 @@ def decode_prefix(body: Buffer) -> tuple[str, int]:
 
 
 def encode_txn_id(txn_id: str) -> bytes:
-    """Return the length of an id, and the id."""
+    """Return the bytes of an id: its length, and the id."""
     return _LENGTH.pack(len(txn_id)) + txn_id.encode("ascii")
 
 
 def decode_txn_id(data: Buffer, position: int) -> tuple[str, int]:
-    """Return the id at `position`, and where the next thing is. Raises LogCorruptionError."""
+    """Return the id at `position`, and the position behind it. Raises LogCorruptionError."""
     (length,) = unpack_at(_LENGTH, data, position)
     start = position + _LENGTH.size
     encoded = bytes(data[start : start + length])
@@ -180,10 +180,10 @@ def decode_txn_id(data: Buffer, position: int) -> tuple[str, int]:
 
 
 def maybe_kept(entry: Entry, location: Location, *, is_unsettled: bool) -> Entry | None:
-    """Return what is written of an entry when its segment is rewritten, None for nothing.
+    """Return an entry as a rewrite of its segment writes it, None if it is dropped.
 
-    All batches are, and the ends that publish some; and all numbered entries of a replicated range
-    that is not settled. A staged batch says from then on where it was written first.
+    Kept are batches, ends that publish batches, and all numbered entries of unsettled ranges. A
+    staged batch gets its birth position.
     """
     if entry.kind is EntryKind.STAGED:
         return entry if entry.base_offset >= 0 else replace(entry, base_offset=location.position)
@@ -193,7 +193,7 @@ def maybe_kept(entry: Entry, location: Location, *, is_unsettled: bool) -> Entry
 
 @dataclass(frozen=True, slots=True)
 class EndedBatches:
-    """The content of a TXN_END entry: ids in their order, how many batches each has, and these."""
+    """The content of a TXN_END entry: ids, the number of batches of each, and the batches."""
 
     is_commit: bool
     txn_ids: tuple[str, ...]
@@ -201,7 +201,7 @@ class EndedBatches:
     batches: BatchColumns
 
     def prefix_lengths(self) -> array[int]:
-        """Return the bytes in front of each batch, in its entry."""
+        """Return the length of the prefix of each batch in its entry."""
         lengths = np.array(list(map(prefix_length, self.txn_ids)), np.uint8)
         return array("B", lengths.repeat(self.batch_counts).tobytes())
 
@@ -209,7 +209,7 @@ class EndedBatches:
 def encode_end(
     txn_ids: Sequence[str], batches: Sequence[BatchColumns], *, is_commit: bool
 ) -> bytes:
-    """Return the body of a TXN_END entry; `batches` are those of each id."""
+    """Return the body of a TXN_END entry; `batches` has the batches of each id."""
     together = BatchColumns()
     for each in batches:
         together.extend(each)
@@ -222,9 +222,9 @@ def encode_end(
 
 
 def portable_end(entry: Entry) -> bytes:
-    """Return the body of a TXN_END entry without its batches, which have their places in a log.
+    """Return the body of a TXN_END entry without its batches, which have positions in one log.
 
-    Each id has 0 of them then. Raises LogCorruptionError.
+    Raises LogCorruptionError.
     """
     is_commit, txn_ids, _, _ = _decode_ids(memoryview(entry.body))
     return encode_end(txn_ids, [BatchColumns()] * len(txn_ids), is_commit=is_commit)
@@ -237,22 +237,23 @@ def decode_portable_end(entry: Entry) -> tuple[bool, tuple[str, ...]]:
 
 
 def decode_end(entry: Entry) -> EndedBatches:
-    """Return what a TXN_END entry is about. Raises LogCorruptionError."""
+    """Return the content of a TXN_END entry. Raises LogCorruptionError."""
     body = memoryview(entry.body)
     is_commit, txn_ids, batch_counts, position = _decode_ids(body)
     batches = decode_columns(body[position:], sum(batch_counts))
     if min(batches.record_counts, default=1) < 1 or sum(batches.record_counts) != entry.count:
         raise LogCorruptionError(
-            f"{sum(batches.record_counts)} records are staged where {entry.count} should be"
+            f"a TXN_END names batches of {sum(batches.record_counts)} records, expected"
+            f" {entry.count}"
         )
     return EndedBatches(is_commit, tuple(txn_ids), tuple(batch_counts), batches)
 
 
 def _decode_ids(body: memoryview) -> tuple[bool, list[str], list[int], int]:
-    """Return whether an end publishes, its ids, how many batches each has, and where these are."""
+    """Return whether an end publishes, its ids, their batch counts, and the position behind."""
     version, flags, id_count, batch_count = unpack_at(_END, body, 0)
     if version != _VERSION:
-        raise LogCorruptionError("the end of a transaction is in a form that is not known")
+        raise LogCorruptionError("the end of a transaction has an unknown version")
     position = _END.size
     txn_ids: list[str] = []
     batch_counts: list[int] = []

@@ -1,24 +1,24 @@
-"""The states of transactions, staged and ended: entries in, states out.
+"""The states of transactions, staged and ended: fold entries into states.
 
-A *staging* is what is staged under one id in one range: batches without offsets, numbered 0, 1, 2,
-... They become readable, or are dropped, by one TXN_END entry. The last ends of every stream are
-remembered, so that a repeated request gets the same answer: at most TXN_ENDS_KEPT of each kind that
-have TXN_ENDED_IDS_MAX ids together, and always the last published one. The states follow from the
-entries alone, beginning with the snapshot at the start of a segment.
+A *staging* has the batches staged under one id in one range: without offsets, numbered 0, 1, 2, ...
+One TXN_END entry publishes or drops them. The last ends of every stream are remembered, so that a
+repeated request gets the same answer: at most TXN_ENDS_KEPT of each kind with TXN_ENDED_IDS_MAX ids
+together, and always the last published end. The states follow from the entries alone, beginning
+with the snapshot at the start of a segment.
 
-The place of a staged batch whose entry is damaged is known, but not its transaction. The next
-intact batch of that transaction says how many are missing in front of it. If exactly that many
-are lost there, they are these.
+The position of a damaged staged batch is known, but not its transaction. The next intact batch of a
+transaction tells how many batches are missing before it. If exactly that many damaged batches of
+the range are there, they belong to the transaction.
 
-Snapshots carry the states as records one after the other, big-endian. A record begins
+Snapshots have the states as records one after the other, big-endian. A record begins
 
-    0     kind         u8   0 what is staged, 1 an end that dropped, 2 one that published
+    0     kind         u8   0 a staging, 1 an end that dropped, 2 an end that published
     1-8   stream_id    i64
     9-12  range_index  i32
 
-For what is staged follow the time of the first batch (u64, ms since the epoch), the number of
-batches (u32), the id (its length u8 in front), and the batches as a TXN_END has them. For an end
-follow its time (u64), the number of ids (u32), base_offset i64, record count u32, and the ids.
+A staging goes on with the time of the first batch (u64, ms since the epoch), the number of batches
+(u32), the id (its length u8 in front), and the batches as in a TXN_END. An end goes on with its
+time (u64), the number of ids (u32), base_offset i64, record count u32, and the ids.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _STAGING, _DROP, _COMMIT = range(3)
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """A batch that was staged in a range: where it was written first, its records, and when."""
+    """A staged batch: its range, the location of its first write, its records and time."""
 
     range_index: int
     born_at: Location
@@ -69,9 +69,9 @@ class StagedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The batches staged under an id in a range; `staged_at_ms` is the time of the first one.
+    """The batches staged under an id in a range; `staged_at_ms` is the time of the first batch.
 
-    It grows while it is looked at.
+    It may grow while a thread reads it.
     """
 
     stream_id: int
@@ -82,17 +82,17 @@ class Staging:
 
     @property
     def batch_count(self) -> int:
-        """Batches that are staged, which is the sequence of the next one."""
+        """Number of staged batches, which is the sequence of the next batch."""
         return len(self.batches)
 
     @property
     def record_count(self) -> int:
-        """Records that are staged."""
+        """Number of staged records."""
         return sum(self.batches.record_counts[: len(self.batches)])
 
     @property
     def prefix_bytes(self) -> int:
-        """Bytes in front of each batch, in its entry."""
+        """Bytes in front of each batch in its entry."""
         return prefix_length(self.txn_id)
 
 
@@ -100,8 +100,8 @@ class Staging:
 class LoggedTxnEnd:
     """The end of transactions in a range: published from `base_offset` on, or dropped.
 
-    For dropped ones that is -1; so is `range_index` if they were in all ranges of the stream.
-    `time_ms` is when it was written, since the epoch, UTC.
+    `base_offset` is -1 if they were dropped, `range_index` is -1 if they were dropped in all ranges
+    of the stream. `time_ms` is the time of the entry, since the epoch, UTC.
     """
 
     txn_ids: tuple[str, ...]
@@ -116,8 +116,8 @@ class LoggedTxnEnd:
 class _StreamTxns:
     """The transactions of a stream; `ended` are the ids in `ends`.
 
-    `ends` are in the order of their ranges, since entries of an earlier range may be copied late.
-    `lost` are damaged batches, as they were read, of which it is not known whose they are.
+    `ends` are sorted by range, because entries of an earlier range may be copied later. `lost` are
+    damaged batches of unknown transactions, in the order of the log.
     """
 
     stagings: dict[tuple[int, str], Staging] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class _StreamTxns:
             staging.batches.append(each.born_at.position, each.born_at.length, each.record_count)
 
     def _claim(self, range_index: int, position: int, count: int) -> list[StagedBatch]:
-        """Return the lost batches of a range from `position` on, none unless they are `count`."""
+        """Take the lost batches of a range from `position` on; none unless there are `count`."""
         found = [
             each
             for each in self.lost
@@ -155,7 +155,7 @@ class _StreamTxns:
         return found
 
     def forget(self, positions: Collection[int]) -> None:
-        """Forget lost batches that were written at `positions`: whose they were is known."""
+        """Forget lost batches at `positions`, because their transaction is known now."""
         if self.lost:
             self.lost = [each for each in self.lost if each.born_at.position not in positions]
 
@@ -173,7 +173,7 @@ class _StreamTxns:
         self._remember_ids()
 
     def begin_copy(self, range_index: int, ends: Iterable[LoggedTxnEnd]) -> None:
-        """Let nothing be staged in a range, and `ends` be those in it."""
+        """Drop what is staged in a range, and replace its ends."""
         self.lost = [each for each in self.lost if each.range_index != range_index]
         for place in [each for each in self.stagings if each[0] == range_index]:
             del self.stagings[place]
@@ -182,17 +182,19 @@ class _StreamTxns:
             self.add_end(end)
         self._remember_ids()
 
-    def settle(self, range_index: int, cut: StagedStates) -> None:
-        """Let a range be as it was before entries that do not count, by their records."""
+    def settle(self, range_index: int, truncated: StagedStates) -> None:
+        """Undo the truncated entries of a range, by the records of its SETTLED entry."""
         self.lost = [each for each in self.lost if each.range_index != range_index]
-        for staging in cut.stagings():
+        for staging in truncated.stagings():
             self.stagings.pop((range_index, staging.txn_id), None)
             if staging.batch_count:
                 self.stagings[range_index, staging.txn_id] = staging
+        # The oldest first again, as `stagings_of` promises.
         self.stagings = dict(sorted(self.stagings.items(), key=lambda at: at[1].staged_at_ms))
-        for stream_id in cut.stream_ids():
-            for end in cut.ends(stream_id):
-                if end in self.ends:  # else it was forgotten since
+        for stream_id in truncated.stream_ids():
+            for end in truncated.ends(stream_id):
+                if end in self.ends:  # else the limits removed it
+                    # The last of equal ends: the truncated entries were the last ones.
                     del self.ends[len(self.ends) - 1 - self.ends[::-1].index(end)]
         self._remember_ids()
 
@@ -201,13 +203,13 @@ class _StreamTxns:
 
 
 _NONE: Final = _StreamTxns()
-"""The transactions of a stream that has none; never changed."""
+"""The transactions of an unknown stream; never changed."""
 
 
 class StagedStates:
     """The staged batches of all ranges, and the last ends, at one position of the log.
 
-    One thread changes it, any may read it.
+    One thread changes it, any thread may read it.
     """
 
     def __init__(self, *, ended_ids_max: int = limits.TXN_ENDED_IDS_MAX) -> None:
@@ -216,46 +218,46 @@ class StagedStates:
         self._lock = Lock()
 
     def maybe_staging(self, stream_id: int, range_index: int, txn_id: str) -> Staging | None:
-        """Return what is staged under an id in a range."""
+        """Return the staging of an id in a range."""
         with self._lock:
             return self._streams.get(stream_id, _NONE).stagings.get((range_index, txn_id))
 
     def stagings_of(self, stream_id: int) -> list[Staging]:
-        """Return what is staged in a stream, the oldest first."""
+        """Return the stagings of a stream, the oldest first."""
         with self._lock:
             return list(self._streams.get(stream_id, _NONE).stagings.values())
 
     def stagings(self) -> list[Staging]:
-        """Return all that is staged."""
+        """Return all stagings."""
         with self._lock:
             return [
                 staging for txns in self._streams.values() for staging in txns.stagings.values()
             ]
 
     def ends(self, stream_id: int) -> tuple[LoggedTxnEnd, ...]:
-        """Return the last ends in a stream, the oldest first."""
+        """Return the last ends of a stream, by range, the oldest first."""
         with self._lock:
             return tuple(self._streams.get(stream_id, _NONE).ends)
 
     def is_ended(self, stream_id: int, txn_id: str) -> bool:
-        """Whether a transaction is among those that ended last in a stream."""
+        """Whether a transaction is among the last ends of a stream."""
         with self._lock:
             return txn_id in self._streams.get(stream_id, _NONE).ended
 
     def stream_ids(self) -> list[int]:
-        """Return the streams of which anything is known."""
+        """Return the streams with stagings or ends."""
         with self._lock:
             return list(self._streams)
 
     def rows(self) -> StagedRows:
-        """Return where the batches are that are staged now, at least."""
+        """Return the locations of all batches that are staged now."""
         return StagedRows.together([staging.batches.rows() for staging in self.stagings()])
 
     def apply(self, entry: Entry, location: Location, time_ms: int) -> None:
-        """Apply an entry. Raises LogCorruptionError for an invalid one, and changes nothing then.
+        """Apply an entry. Raises LogCorruptionError, and changes nothing, for an invalid entry.
 
-        A STAGED entry without its body was damaged: its transaction is not known.
-        Later batches of that may reveal it. Otherwise they do not follow, and do not count.
+        The transaction of a damaged STAGED entry, which has no body, is unknown until a later batch
+        reveals it. Otherwise later batches have a gap before them, and do not count.
         """
         match entry.kind:
             case EntryKind.STAGED:
@@ -274,12 +276,12 @@ class StagedStates:
                 with self._lock:
                     self._end(entry, ended, time_ms)
             case EntryKind.SETTLED:
-                settled = decode_settled(entry)
-                cut = StagedStates() if settled.cut is None else decode_staged(settled.cut.staged)
+                truncation = decode_settled(entry).truncation
+                truncated = decode_staged(b"" if truncation is None else truncation.staged)
                 with self._lock:
-                    if entry.stream_id in self._streams or cut.stream_ids():
+                    if entry.stream_id in self._streams or truncated.stream_ids():
                         txns = self._txns(entry.stream_id)
-                        txns.settle(entry.range_index, cut)
+                        txns.settle(entry.range_index, truncated)
             case EntryKind.COPY_BEGUN:
                 copied = decode_staged(entry.body)
                 with self._lock:
@@ -295,7 +297,7 @@ class StagedStates:
             self._streams.pop(stream_id, None)
 
     def restore(self, staging: Staging) -> None:
-        """Add what is staged, from a snapshot."""
+        """Add a staging from a snapshot."""
         with self._lock:
             txns = self._txns(staging.stream_id)
             txns.stagings[staging.range_index, staging.txn_id] = staging
@@ -306,19 +308,19 @@ class StagedStates:
         return b"".join([_encode_end(stream_id, end) for end in ends])
 
     def encode(self) -> bytes:
-        """Return the records of all that is staged, and of the last ends."""
+        """Return the records of all stagings and of the last ends."""
         records = [_encode_staging(staging) for staging in self.stagings()]
         for stream_id in self.stream_ids():
             records += [_encode_end(stream_id, end) for end in self.ends(stream_id)]
         return b"".join(records)
 
     def restore_end(self, stream_id: int, end: LoggedTxnEnd) -> None:
-        """Add an end, from a snapshot."""
+        """Add an end from a snapshot."""
         with self._lock:
             self._txns(stream_id).add_end(end)
 
     def _txns(self, stream_id: int) -> _StreamTxns:
-        """Return the transactions of a stream, which may change. The lock is held."""
+        """Return the transactions of a stream to change them. The lock is held."""
         txns = self._streams.get(stream_id)
         if txns is None:
             txns = self._streams[stream_id] = _StreamTxns(ended_ids_max=self._ended_ids_max)
@@ -339,7 +341,7 @@ class StagedStates:
 def staged_entry(  # noqa: PLR0917 - the fields of an entry, in its order
     stream_id: int, range_index: int, txn_id: str, sequence: int, record_count: int, batch: Buffer
 ) -> Entry:
-    """Return the entry to append for a batch that has no offsets yet."""
+    """Return the STAGED entry for a batch."""
     prefix = encode_prefix(txn_id, sequence)
     return Entry(EntryKind.STAGED, stream_id, range_index, -1, record_count, batch, prefix)
 
@@ -352,10 +354,10 @@ def commit_entry(
     *,
     batches_max: int = limits.TXN_BATCHES_MAX,
 ) -> Entry:
-    """Return the entry to append that publishes what is staged, from `base_offset` on.
+    """Return the TXN_END entry that publishes stagings from `base_offset` on.
 
-    The stagings are whole: nothing more is staged under their ids, and all of it is in the log.
-    Raises InvalidRequestError for more than `batches_max`, or than one entry can name.
+    The log must have all batches of the stagings. Raises InvalidRequestError for more than
+    `batches_max` batches, or more than one entry can name.
     """
     stagings = list(stagings)
     batch_count = sum(staging.batch_count for staging in stagings)
@@ -374,7 +376,7 @@ def commit_entry(
 
 
 def drop_entry(stream_id: int, range_index: int, txn_ids: Sequence[str]) -> Entry:
-    """Return the entry to append that drops what is staged; in all ranges if that is -1.
+    """Return the TXN_END entry that drops stagings; in all ranges if `range_index` is -1.
 
     Raises InvalidRequestError for more ids than an entry has room for.
     """
@@ -392,7 +394,7 @@ def _checked(end: Entry) -> Entry:
 
 
 def decode_staged(encoded: Buffer) -> StagedStates:
-    """Return what records say of what is staged, and ended. Raises LogCorruptionError."""
+    """Return the stagings and ends from their records. Raises LogCorruptionError."""
     states = StagedStates()
     data, position = memoryview(encoded), 0
     while position < len(data):

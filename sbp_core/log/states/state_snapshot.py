@@ -1,28 +1,37 @@
-"""The snapshot at the start of a segment: ranges, writers, transactions, as of the entries before.
+"""The snapshot at the start of a segment: the states of ranges, writers and transactions there.
 
-In this order: SNAPSHOT_WRITERS, SNAPSHOT_STAGED, and then at least one SNAPSHOT (range_columns.py).
-The first two are left out where nothing is known.
+It is the first group of the segment. Its entries, in this order: SNAPSHOT_WRITERS, SNAPSHOT_STAGED,
+and at least one SNAPSHOT. The first two are left out if they would be empty.
 
-A SNAPSHOT_WRITERS entry holds `count` records, each a stream_id i64 and a writer as
-writer_states.py has it; `base_offset` is the number of these entries, `range_index` counts them.
-Without a writer id a record says from which range of the stream on its writers are known here; its
-last sequence is that range's index.
+A SNAPSHOT_WRITERS entry has `count` records, each a stream_id i64 and a writer (writer_states.py).
+`base_offset` is the number of these entries, `range_index` counts them. A record without a writer
+id has as its last sequence the index of the range from which on the stream's writers are known.
 
-The bodies of the SNAPSHOT_STAGED entries, put together, are the records of staged_states.py;
-`base_offset` and `range_index` are as above.
+The joined bodies of the SNAPSHOT_STAGED entries are the records of staged_states.py; `base_offset`
+and `range_index` are as above.
+
+A SNAPSHOT entry has the states of a chunk of ranges: `base_offset` is the number of ranges in all
+chunks, `count` the number in this chunk. Its body is columns of `count` values each, little-endian,
+one after the other: stream_id i64, start_offset i64, next_offset i64, range_index i32, state_code
+u8, created_at_ms i64, seq i64, highest_seq i64, and 16 bytes of digest. The last three columns are
+left out if no range is replicated; seq is -1 for a range that is not replicated. created_at_ms is
+left out, too, if it is unknown for all ranges, as in logs of earlier versions. The state codes are
+OPEN 0, SEALED 1, DELETED 2, FENCED 3. Index files and high-water marks have these columns, too.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.entry import Entry, unpack_at
-from sbp_core.log.states.range_columns import decode_states, encode_states
-from sbp_core.log.states.range_states import LoggedRange, RangeStates
+from sbp_core.log.states.range_states import NO_TIME, STATE_CODES, LoggedRange, RangeStates
+from sbp_core.log.states.replicated_entries import decoded_prefix
 from sbp_core.log.states.staged_states import StagedStates, decode_staged
 from sbp_core.log.states.writer_states import (
     WriterState,
@@ -30,16 +39,34 @@ from sbp_core.log.states.writer_states import (
     decode_writer,
     encode_writer,
 )
+from sbp_core.replication import DIGEST_BYTES
 from sbp_core.segment_format import EntryKind
+
+STATE_COLUMNS: Final = (
+    ("stream_id", np.dtype("<i8")),
+    ("start_offset", np.dtype("<i8")),
+    ("next_offset", np.dtype("<i8")),
+    ("range_index", np.dtype("<i4")),
+    ("state_code", np.dtype("u1")),
+)
+"""The columns that index files have as well."""
+REPLICA_COLUMNS: Final = (
+    ("seq", np.dtype("<i8")),
+    ("highest_seq", np.dtype("<i8")),
+    ("digest", np.dtype(f"V{DIGEST_BYTES}")),
+)
+"""Further columns, if any range is replicated."""
+_DATED_COLUMNS: Final = (*STATE_COLUMNS, ("created_at_ms", np.dtype("<i8")))
+_ALL_COLUMNS: Final = (*_DATED_COLUMNS, *REPLICA_COLUMNS)
 
 
 def encode_snapshot(
     states: RangeStates, *, ranges_per_entry: int = limits.SNAPSHOT_RANGES_PER_ENTRY
 ) -> list[Entry]:
-    """Return the entries of a snapshot of `states`; of ranges at least one.
+    """Return the entries of a snapshot of `states`, at least one SNAPSHOT entry.
 
-    Those of ranges come last. A crash leaves the beginning of a group, so a snapshot with all
-    ranges is complete.
+    Ranges come last: a crash leaves the beginning of a group, so a snapshot with all ranges is
+    complete.
     """
     ranges = list(states)
     chunks = _chunks(ranges, ranges_per_entry)
@@ -54,7 +81,7 @@ def encode_snapshot(
 
 
 class _Parts:
-    """Counts the entries of one kind, of which each says how many there are."""
+    """Counts the entries of one kind; each entry has the number of all."""
 
     def __init__(self) -> None:
         self.added_count = 0
@@ -75,7 +102,7 @@ class _Parts:
 
 
 class SnapshotReader:
-    """Puts the entries together that a segment begins with."""
+    """Joins the entries of a snapshot."""
 
     def __init__(self) -> None:
         self.ranges: list[LoggedRange] = []
@@ -87,16 +114,16 @@ class SnapshotReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranges are there, and so all the rest."""
+        """Whether all ranges are there. They come last, so the rest is there as well."""
         return len(self.ranges) == self._expected_count
 
     @property
     def has_all_but_ranges(self) -> bool:
-        """Whether all writers are there and all that is staged, if there are any."""
+        """Whether all writers and all stagings are there."""
         return all(parts.is_whole for parts in self._parts.values())
 
     def states(self) -> RangeStates:
-        """Return what the snapshot says, once it is complete."""
+        """Return the states of a complete snapshot."""
         return RangeStates(self.ranges, self.writers, self.staged)
 
     def add(self, entry: Entry) -> bool:
@@ -145,7 +172,7 @@ _STREAM: Final = struct.Struct(">q")
 
 
 def encode_writer_snapshot(states: WriterStates) -> list[Entry]:
-    """Return the SNAPSHOT_WRITERS entries of `states`, none where nothing is known."""
+    """Return the SNAPSHOT_WRITERS entries of `states`, none if there is nothing to say."""
     records = [
         _STREAM.pack(stream_id) + encode_writer(writer) for stream_id, writer in states.snapshot()
     ]
@@ -165,14 +192,14 @@ def decode_writer_snapshot(entry: Entry) -> Sequence[tuple[int, WriterState]]:
         writer, position = decode_writer(data, position + _STREAM.size)
         records.append((stream_id, writer))
     if len(records) != entry.count:
-        raise LogCorruptionError(f"{len(records)} writers where {entry.count} should be")
+        raise LogCorruptionError(f"a snapshot entry has {len(records)} writers, not {entry.count}")
     return records
 
 
 def encode_staged_snapshot(
     states: StagedStates, *, chunk_bytes: int = limits.SNAPSHOT_STAGED_BYTES
 ) -> list[Entry]:
-    """Return the SNAPSHOT_STAGED entries of `states`, none where nothing is known."""
+    """Return the SNAPSHOT_STAGED entries of `states`, none if there is nothing to say."""
     chunks = _chunks(states.encode(), chunk_bytes)
     return [
         Entry(EntryKind.SNAPSHOT_STAGED, 0, at, len(chunks), 0, chunk)
@@ -182,3 +209,73 @@ def encode_staged_snapshot(
 
 def _chunks(values: _Values, size: int) -> list[_Values]:
     return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def encode_states(ranges: Sequence[LoggedRange]) -> bytes:
+    """Return the columns of `ranges`."""
+    columns: Sequence[tuple[str, np.dtype[Any]]] = STATE_COLUMNS
+    if any(logged.prefix is not None for logged in ranges):
+        columns = _ALL_COLUMNS
+    elif any(logged.created_at_ms != NO_TIME for logged in ranges):
+        columns = _DATED_COLUMNS
+    return b"".join(
+        np.array([getattr(logged, name) for logged in ranges], dtype).tobytes()
+        for name, dtype in columns
+    )
+
+
+def states_lengths(count: int) -> tuple[int, ...]:
+    """Return the possible lengths in bytes of the columns of `count` ranges, longest first."""
+    forms = (_ALL_COLUMNS, _DATED_COLUMNS, STATE_COLUMNS)
+    return tuple(count * _bytes_of(columns) for columns in forms)
+
+
+def decode_states(data: memoryview, count: int) -> list[LoggedRange]:
+    """Return `count` ranges from their columns; the last columns may be missing.
+
+    Raises LogCorruptionError.
+    """
+    lengths = states_lengths(count)
+    if len(data) not in lengths:
+        raise LogCorruptionError(f"{count} states take {lengths[1]} bytes, not {len(data)}")
+    columns: list[list[Any]] = []
+    start = 0
+    for _, dtype in _ALL_COLUMNS:
+        if start == len(data):
+            break
+        columns.append(np.frombuffer(data, dtype, count, start).tolist())
+        start += count * dtype.itemsize
+    return ranges_of(*columns)
+
+
+def ranges_of(  # noqa: PLR0917 - the columns, in their order
+    stream_ids: Sequence[int] = (),
+    starts: Sequence[int] = (),
+    nexts: Sequence[int] = (),
+    indexes: Sequence[int] = (),
+    codes: Sequence[int] = (),
+    times: Sequence[int] = (),
+    *numbers: Sequence[Any],
+) -> list[LoggedRange]:
+    """Return ranges from columns; the last columns may be missing.
+
+    Raises LogCorruptionError for an unknown state.
+    """
+    if max(codes, default=0) >= len(STATE_CODES):
+        raise LogCorruptionError(f"unknown state {max(codes)} of a range")
+    states = [STATE_CODES[code] for code in codes]
+    fields = [stream_ids, indexes, starts, nexts, states, times or [NO_TIME] * len(codes)]
+    if numbers:
+        seqs, highest_seqs, digests = numbers
+        fields.append(
+            [
+                None if seq < 0 else decoded_prefix(seq, digest)
+                for seq, digest in zip(seqs, digests, strict=True)
+            ]
+        )
+        fields.append(highest_seqs)
+    return list(map(LoggedRange, *fields))
+
+
+def _bytes_of(columns: Sequence[tuple[str, np.dtype[Any]]]) -> int:
+    return sum(dtype.itemsize for _, dtype in columns)

@@ -1,20 +1,19 @@
-"""The writers that number batches, and where these were appended: entries in, states out.
+"""The states of writers that number their batches: fold entries into states.
 
-A writer numbers its batches of a stream 0, 1, 2, ... Each state has the last sequence, and where
-the last WRITER_BATCHES_KEPT batches are, or were: those that are trimmed stay known. A stream keeps
-the WRITERS_PER_STREAM_MAX writers that appended last, all streams together WRITERS_MAX; nothing is
-known of others. The states follow from the entries alone.
+A writer numbers its batches of a stream 0, 1, 2, ... Its state has the last sequence, and the
+offsets of its last WRITER_BATCHES_KEPT batches, also of trimmed ones. A stream keeps the
+WRITERS_PER_STREAM_MAX writers that appended last, all streams together WRITERS_MAX. Other writers
+are unknown. The states follow from the entries alone.
 
 Bytes, big-endian. A WRITER_MARK has the body
 
     0-7   sequence   i64
     8     form       u8     0x82; without a digest this byte and the digest are missing
-    9-24  digest            what its repeats must have, see below
+    9-24  digest            of the batch; a repeat must have the same, see below
     25-   writer id         ASCII, to the end
 
-The writers of a stream, as a RANGE_WRITERS entry has them in its body, and as they go from server
-to server, begin with a byte: 2, or 1 where no digest is known. Then, for each writer, the one that
-appended least recently first:
+The writers of a stream, in the body of RANGE_WRITERS and between servers, begin with a byte: 2, or
+1 if no digest is known. Then, for each writer, the least recent one first:
 
     0     id length    u8
     1     batch count  u8    with 0x80 added if its batches have digests
@@ -22,9 +21,8 @@ appended least recently first:
     10-   writer id, then for each batch, oldest first:
           base_offset i64, record count u32, time_ms u64, and the digest if there are any
 
-A digest is of all that the writer sent of the batch, so that a repeat with other content is not
-taken for it. Versions of this program before there were digests wrote none; the digest of a batch
-of theirs beside others with one is 16 zero bytes. Nothing is known of its content.
+A digest covers all bytes of a batch, so that a repeat with other content is noticed. Versions
+before there were digests wrote none; beside batches with a digest, such a batch has 16 zero bytes.
 """
 
 from __future__ import annotations
@@ -51,18 +49,18 @@ _VERSION: Final = b"\x01"
 _VERSION_WITH_DIGESTS: Final = b"\x02"
 _HAS_DIGESTS: Final = 0x80
 _MARK_FORM: Final = b"\x82"
-"""No id begins so: a version that knows no digests refuses such a mark and misreads nothing."""
+"""No id begins with this byte: a version without digests refuses such a mark."""
 _UNKNOWN_DIGEST: Final = bytes(16)
 
 DIGEST_BYTES: Final = len(_UNKNOWN_DIGEST)
 NO_WRITERS: Final = _VERSION
-"""The bytes of no writers: no numbered batch was appended to the stream."""
+"""The bytes of a stream without numbered batches."""
 
 
 class NumberedBatch(NamedTuple):
-    """Where a batch of a writer was appended, and when, in ms since the epoch, UTC.
+    """The offsets and the time of a writer's batch, in ms since the epoch, UTC.
 
-    `digest` is that of its content, empty where it is not known.
+    `digest` covers its content, empty if unknown.
     """
 
     base_offset: int
@@ -72,25 +70,25 @@ class NumberedBatch(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """Offset after its last record."""
+        """Offset after the last record."""
         return self.base_offset + self.record_count
 
 
 @dataclass(frozen=True, slots=True)
 class WriterState:
-    """A writer: its last sequence, and where the batches up to that one are, the oldest first."""
+    """A writer: its last sequence, and its last batches up to that one, the oldest first."""
 
     writer_id: str
     last_sequence: int
     batches: tuple[NumberedBatch, ...]
 
     def maybe_batch(self, sequence: int) -> NumberedBatch | None:
-        """Return where a batch was appended, None if it was not, or too long ago."""
+        """Return a batch by its sequence, None if it was not appended, or too long ago."""
         at = sequence - self.last_sequence - 1
         return self.batches[at] if -len(self.batches) <= at < 0 else None
 
     def after(self, sequence: int, batch: NumberedBatch) -> WriterState:
-        """Return the writer with one more batch."""
+        """Return the state after one more batch."""
         kept = self.batches if sequence == self.last_sequence + 1 else ()
         kept = kept[1 - limits.WRITER_BATCHES_KEPT :]
         return WriterState(self.writer_id, sequence, (*kept, batch))
@@ -99,20 +97,20 @@ class WriterState:
 class WriterStates:
     """The writers of all streams at one position of the log.
 
-    One thread changes it, any may read it.
+    One thread changes it, any thread may read it.
     """
 
     def __init__(self) -> None:
         self._streams: dict[int, OrderedDict[str, WriterState]] = {}
         self._order: OrderedDict[tuple[int, str], None] = OrderedDict()
-        """Writers of all streams; those of each are in the same order."""
+        """Writers of all streams, the least recent first."""
         self._known_from: dict[int, int] = {}
         self._unknown: set[int] = set()
-        """Streams whose writers are still to come, for a range from `_known_from` on."""
+        """Streams whose writers before range `_known_from` are unknown, and still to come."""
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """Return how many writers are remembered."""
+        """Return the number of known writers."""
         return len(self._order)
 
     def maybe_writer(self, stream_id: int, writer_id: str) -> WriterState | None:
@@ -121,29 +119,28 @@ class WriterStates:
             return self._streams.get(stream_id, _NO_WRITERS).get(writer_id)
 
     def writers_of(self, stream_id: int) -> list[WriterState]:
-        """Return the writers of a stream, the one that appended least recently first."""
+        """Return the writers of a stream, the least recent first."""
         with self._lock:
             return list(self._streams.get(stream_id, _NO_WRITERS).values())
 
     def known_from(self, stream_id: int) -> int:
-        """Return the index of the range at whose start the writers of a stream became known here.
+        """Return the index of the range from whose start on the writers of a stream are known.
 
-        That holds if all later ranges of the stream are here as well.
+        They are known up to now if all later ranges of the stream are here.
         """
         return self._known_from.get(stream_id, 0)
 
     def is_known(self, stream_id: int) -> bool:
-        """Whether the writers of a stream are known here, from `known_from` on."""
+        """Whether the writers of a stream at the start of range `known_from` are known."""
         return stream_id not in self._unknown
 
     def apply(self, entry: Entry, time_ms: int) -> None:
-        """Apply an entry; a WRITER_MARK only once its batch was found right behind it.
+        """Apply an entry; a WRITER_MARK only when its batch was found right behind it.
 
-        The first entry about the writers before a range counts: there may be appends since. Marks
-        of earlier ranges, which a copy may get later, are in what is known already. The
-        range from which on they are known is set last: a thread that reads that first, and then a
-        writer, finds it.
-        Raises LogCorruptionError for a body that makes no sense, and changes nothing.
+        Of several entries about the writers before a range the first counts, because appends may
+        follow it. Marks of earlier ranges, which a copy may get later, are known already.
+        `known_from` is set after the writers: a thread that reads it first finds the writers.
+        Raises LogCorruptionError, and changes nothing, for an invalid body.
         """
         match entry.kind:
             case EntryKind.WRITER_MARK if entry.range_index >= self.known_from(entry.stream_id):
@@ -160,13 +157,13 @@ class WriterStates:
                 self._known_from[entry.stream_id] = entry.range_index
                 self._unknown.discard(entry.stream_id)
             case EntryKind.SETTLED if entry.range_index >= self.known_from(entry.stream_id):
-                cut = decode_settled(entry).cut
-                if cut is not None:
-                    at_end = decode_writers(cut.writers) if cut.writers else ()
+                truncation = decode_settled(entry).truncation
+                if truncation is not None:
+                    at_end = decode_writers(truncation.writers) if truncation.writers else ()
                     self._forget(entry.stream_id)
                     for writer in at_end:
                         self._put(entry.stream_id, writer)
-                    if not cut.writers:
+                    if not truncation.writers:
                         self._known_from[entry.stream_id] = entry.range_index + 1
                         self._unknown.add(entry.stream_id)
             case EntryKind.STREAM_DELETED:
@@ -175,29 +172,29 @@ class WriterStates:
                 self._unknown.discard(entry.stream_id)
 
     def _is_news(self, entry: Entry) -> bool:
-        """Whether the writers before a range were not known here yet."""
+        """Whether the writers before a range were unknown."""
         known_from = self.known_from(entry.stream_id)
         is_unknown = entry.stream_id in self._unknown and entry.range_index == known_from
         return entry.range_index > known_from or is_unknown
 
     def forget_before(self, stream_id: int, range_index: int) -> None:
-        """Forget a stream's writers, of whom batches up to a range may be missing.
+        """Forget a stream's writers, because batches up to a range may be missing.
 
-        Those that another server sends for that range or an earlier one are ignored from then on.
+        Writers that another server sends for this range or an earlier one are ignored afterwards.
         """
         self._forget(stream_id)
         if range_index > self.known_from(stream_id):
             self._known_from[stream_id] = range_index
 
     def forget_all(self, last_ranges: Mapping[int, int]) -> None:
-        """Forget all writers like that; `last_ranges` has the index of each stream's last range."""
+        """Forget all writers; `last_ranges` has the index of each stream's last range."""
         for stream_id in {*self._streams, *last_ranges}:
             self.forget_before(stream_id, last_ranges.get(stream_id, 0))
 
     def snapshot(self) -> Iterator[tuple[int, WriterState]]:
-        """Yield all that is known, as (stream id, writer) for `restore`.
+        """Yield all states as (stream id, writer) for `restore`.
 
-        For the thread that changes it.
+        Only the thread that changes the states may call this.
         """
         for stream_id, range_index in self._known_from.items():
             is_unknown = stream_id in self._unknown
@@ -216,7 +213,7 @@ class WriterStates:
             self._unknown.add(stream_id)
 
     def _put(self, stream_id: int, writer: WriterState) -> None:
-        """Remember a writer as the one that appended last; forget those over a limit."""
+        """Remember a writer as the most recent one; forget writers over a limit."""
         with self._lock:
             writers = self._streams.setdefault(stream_id, OrderedDict())
             writers[writer.writer_id] = writer
@@ -244,10 +241,10 @@ _NO_WRITERS: Final[OrderedDict[str, WriterState]] = OrderedDict()
 
 
 class MarkReader:
-    """Reads the entries of a segment for what they say of writers.
+    """Applies the entries of a segment to writers.
 
-    A mark counts once its batch was found right behind it: a crash may have lost the batch. A crash
-    leaves the beginning of a group, so there is never a batch without its mark.
+    A mark counts only if its batch is right behind it, because a crash may have lost the batch. The
+    batch is never there without its mark: a crash leaves the beginning of a group.
     """
 
     def __init__(self) -> None:
@@ -255,12 +252,13 @@ class MarkReader:
         self._mark_end = 0
 
     def add(self, entry: Entry, location: Location, time_ms: int, writers: WriterStates) -> None:
-        """Read the next entry. Raises LogCorruptionError for an invalid one."""
+        """Apply the next entry. Raises LogCorruptionError for an invalid entry."""
         if entry.kind is EntryKind.BATCH:
             if self._mark is not None and self._mark_end == location.position:
                 writers.apply(self._mark, time_ms)
             self._mark = None
         elif entry.kind is EntryKind.WRITER_MARK:
+            # Copied, so that it does not keep the window of the scanner in memory.
             self._mark = replace(entry, body=bytes(entry.body))
             self._mark_end = location.end
         else:
@@ -270,7 +268,7 @@ class MarkReader:
 def mark_of(batch: Entry, writer_id: str, sequence: int, digest: bytes = b"") -> Entry:
     """Return the WRITER_MARK to append right in front of a BATCH entry.
 
-    `digest` is what repeats of the batch must have, DIGEST_BYTES of it; empty if none is kept.
+    `digest` has DIGEST_BYTES, or is empty.
     """
     form = _MARK_FORM + digest if digest else b""
     body = _SEQUENCE.pack(sequence) + form + writer_id.encode("ascii")
@@ -291,7 +289,7 @@ def decode_mark(mark: Entry) -> tuple[str, int]:
 
 
 def check_writers(entry: Entry) -> None:
-    """Raise LogCorruptionError unless the body of a WRITER_MARK or RANGE_WRITERS makes sense."""
+    """Raise LogCorruptionError for an invalid body of a WRITER_MARK or RANGE_WRITERS."""
     if entry.kind is EntryKind.WRITER_MARK:
         _split_mark(entry)
     else:
@@ -299,7 +297,7 @@ def check_writers(entry: Entry) -> None:
 
 
 def _split_mark(mark: Entry) -> tuple[str, int, bytes]:
-    """Return the writer id, the sequence, and the digest of a WRITER_MARK, empty if it has none."""
+    """Return the writer id, the sequence and the digest of a WRITER_MARK; it may be empty."""
     body = bytes(mark.body)
     start, digest = _SEQUENCE.size, b""
     if body[start : start + 1] == _MARK_FORM:
@@ -312,7 +310,7 @@ def _split_mark(mark: Entry) -> tuple[str, int, bytes]:
 
 
 def encode_writers(writers: Iterable[WriterState]) -> bytes:
-    """Return the bytes of the writers of a stream, in this order."""
+    """Return the bytes of the writers of a stream."""
     listed = list(writers)
     version = _VERSION_WITH_DIGESTS if any(map(_has_digests, listed)) else _VERSION
     return version + b"".join(map(encode_writer, listed))
@@ -322,7 +320,7 @@ def decode_writers(encoded: Buffer) -> list[WriterState]:
     """Return the writers of a stream from their bytes. Raises LogCorruptionError."""
     data = bytes(encoded)
     if data[:1] not in {_VERSION, _VERSION_WITH_DIGESTS}:
-        raise LogCorruptionError("a description of writers is in a form that is not known")
+        raise LogCorruptionError("a list of writers has an unknown version")
     writers, position = [], 1
     while position < len(data):
         writer, position = decode_writer(data, position)
@@ -348,13 +346,13 @@ def _has_digests(writer: WriterState) -> bool:
 
 
 def decode_writer(data: bytes, position: int) -> tuple[WriterState, int]:
-    """Return the writer at `position`, and where the next one is. Raises LogCorruptionError."""
+    """Return the writer at `position`, and the position behind it. Raises LogCorruptionError."""
     id_length, batch_count, last_sequence = unpack_at(_WRITER, data, position)
     form = _BATCH_WITH_DIGEST if batch_count & _HAS_DIGESTS else _BATCH
     start = position + _WRITER.size + id_length
     end = start + (batch_count & ~_HAS_DIGESTS) * form.size
     if end > len(data):
-        raise LogCorruptionError("a description of writers is cut off")
+        raise LogCorruptionError("a list of writers is cut off")
     writer_id = _decode_id(data[start - id_length : start])
     batches = [NumberedBatch(*each) for each in form.iter_unpack(data[start:end])]
     known = [

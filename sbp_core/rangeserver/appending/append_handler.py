@@ -1,7 +1,7 @@
 """APPEND: check each batch, assign its offsets, answer when it is committed (SPEC "APPEND").
 
-Read append_items.py first (how a frame is cut, and batches are numbered), then this, staging.py for
-batches of transactions, and commit.py for what happens to the entries.
+Read append_items.py first (items of a frame, numbers of batches), then this module, staging.py
+(batches of transactions), and commit.py (the way of entries into the log).
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ from sbp_core.wire.txn_id import is_copy
 
 _LOG: Final = logging.getLogger(__name__)
 _THROTTLED_LOG_INTERVAL_MS: Final = 600_000
-"""Between lines of the log about appends that were throttled."""
+"""Pause between two log lines about throttled appends."""
 
 _Outcome = Entry | PendingAppend | NumberedBatch | StagedRepeat | Status
-"""The outcome of an item: a batch to append, without and with a number; one that was appended
-before; one that is still to be compared with what is staged; or why it is refused."""
+"""The outcome of an item: a batch to append, without or with a number; the location of a batch that
+was appended before; a repeat to compare with the staged batch; or the status of a refusal."""
 
 
 class _Frame(Struct):
-    """An APPEND frame in progress; `began_at` is when it came.
+    """An APPEND frame in progress; `began_at` is the time of its arrival.
 
-    `outcomes` hold once `awaited` is over, and `repeats` are compared with what is staged.
-    `written` ends when it is known of the frame's own `entries` whether they are committed.
+    `outcomes` are final when all `awaited` futures are done, and `repeats` are compared with the
+    staged batches. `written` is done when the frame's `entries` are committed, or never will be.
     """
 
     call: ServerCall
@@ -82,7 +82,7 @@ class _Frame(Struct):
     outcomes: Sequence[_Outcome] = ()
     entries: list[Entry] = []
     numbered: list[PendingAppend] = []
-    """Batches with numbers that are not committed yet, of this frame and of earlier ones."""
+    """Numbered batches that are not committed yet, of this frame and of earlier frames."""
     repeats: list[StagedRepeat] = []
     written: asyncio.Future[Written] | None = None
     awaited: Collection[asyncio.Future[Written]] = ()
@@ -90,7 +90,7 @@ class _Frame(Struct):
 
 
 class AppendHandler:
-    """Serves APPEND. Every batch of a frame succeeds or fails by itself."""
+    """Serves APPEND. Each batch of a frame succeeds or fails by itself."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class AppendHandler:
     async def __call__(self, call: ServerCall) -> Answer:
         """Accept one APPEND frame, and answer when its batches are committed.
 
-        The frames of a connection are accepted in their order, up to the first wait of each.
+        The frames of a connection are accepted in their order, up to the first `await` that waits.
         """
         frame = _Frame(call, self._clock.monotonic())
         request = call.decode(AppendRequest)
@@ -132,13 +132,11 @@ class AppendHandler:
         if any(each.info.txn_id is not None and is_copy(each.info.txn_id) for each in frame.items):
             self._check_driver(call.peer.standing, "APPEND of a copy of a transaction")
         places = [(item.stream_id, item.range_index) for item in frame.items]
-        lacking = self._host.lacking(places, is_append=True)
-        if lacking:
-            await self._host.learn(lacking, is_append=True)
+        await self._host.learn(places, is_append=True)
         self._submit(frame)
         try:
             await self._wait(frame)
-        except asyncio.CancelledError:  # the caller has left
+        except asyncio.CancelledError:  # the client has disconnected, and the entries are written
             if frame.written is not None:
                 frame.written.add_done_callback(partial(self._count, frame))
             raise
@@ -149,9 +147,9 @@ class AppendHandler:
         )
 
     def _submit(self, frame: _Frame) -> None:
-        """Queue what is to be appended, and note what the answer waits for."""
+        """Queue the entries of a frame, and note the futures that its answer waits for."""
         try:
-            # For the frame as a whole: a small batch must not overtake an earlier, larger one.
+            # The frame is admitted as a whole: a small batch must not overtake a larger one.
             self._committer.check_room(frame.call.memory_bytes)
             self._disk_space.admit(len(frame.call.payload))
         except (ThrottledError, DiskFullError) as error:
@@ -175,9 +173,10 @@ class AppendHandler:
         frame.awaited = awaited
 
     def _refuse(self, item: Item, error: SbpError) -> Status:
-        """Refuse a batch because there is no room, unless its stream goes on elsewhere.
+        """Return the refusal of a batch for lack of room.
 
-        Otherwise its writer would retry here, and never look for the next range.
+        A stream that goes on elsewhere gets the refusal of its sealed range. Otherwise its writer
+        would retry here, and never look for the next range.
         """
         try:
             hosted = self._host.table.range_at(item.stream_id, -1)
@@ -188,13 +187,14 @@ class AppendHandler:
         return status_for(error)
 
     async def _wait(self, frame: _Frame) -> None:
-        """Wait for what is appended, by this frame or by others.
+        """Wait until all batches of a frame are committed, also those of earlier frames.
 
-        Others may wait for the same, so nothing is cancelled when this call is. A frame that only
-        waits for others counts its memory, as those do.
+        Several frames may wait for the same future, so no future is cancelled with this call.
         """
         if not frame.awaited and not frame.repeats:
             return
+        # The committer counts the memory of a frame with entries. A frame without entries, which
+        # waits for earlier frames only, counts here.
         is_counted = frame.written is not None
         with nullcontext() if is_counted else self._committer.hold(frame.call.memory_bytes):
             if frame.repeats:
@@ -204,23 +204,20 @@ class AppendHandler:
                 await _end_of(each)
 
     def _results(self, frame: _Frame) -> list[AppendResult]:
-        """Return the result of each batch, now that nothing is waited for.
-
-        Raises LogWriteError when the log cannot be written any more.
-        """
+        """Return the result of each batch after the wait. Raises LogWriteError."""
         written = frame.written
         own = Written(self._clock.wall_ms()) if written is None else written.result()
         outcomes = [_outcome_now(each, own) for each in frame.outcomes]
         return list(map(_result_of, frame.items, outcomes, repeat(own.time_ms)))
 
     def _count(self, frame: _Frame, written: asyncio.Future[Written] | None) -> None:
-        """Count a frame once its entries are `written`, also for a caller that has left."""
+        """Count a frame in the metrics when `written` is done, whoever waits for it."""
         entries: Sequence[Entry] = frame.entries
         failed_count = sum(isinstance(each, Status) for each in frame.outcomes)
         if written is not None:
             if written.cancelled() or written.exception() is not None:
                 entries, failed_count = (), len(frame.items)
-            elif failed := {*written.result().cut, *written.result().unsettled}:
+            elif failed := {*written.result().truncated, *written.result().unsettled}:
                 failed_count += sum(
                     each.kind in BATCH_KINDS and (each.stream_id, each.range_index) in failed
                     for each in entries
@@ -244,7 +241,7 @@ class AppendHandler:
         self._metrics.touch({(entry.stream_id, entry.range_index) for entry in entries})
 
     def _accept(self, item: Item, frame: _Frame) -> _Outcome:
-        """Give one batch its offsets and add it to the entries of the frame, or say why not."""
+        """Assign the offsets of a batch and add it to the frame, or return its refusal."""
         info = item.info
         try:
             if info.sequence >= 0 and info.writer_id is None and info.txn_id is None:
@@ -267,7 +264,7 @@ class AppendHandler:
         self, item: Item, hosted: HostedRange, record_count: int, frame: _Frame
     ) -> PendingAppend | StagedRepeat:
         named = self._host.table.maybe_range((item.stream_id, item.range_index))
-        if named is None and hosted.is_replicated:  # another server may have the batch
+        if named is None and hosted.is_replicated:  # raises: another server may have the batch
             self._host.table.range_at(item.stream_id, item.range_index)
         incomplete = named if named is not None and named.is_incomplete_copy else None
         accepted, staged = self._stagings.accept(item, hosted, record_count, incomplete)
@@ -283,15 +280,15 @@ class AppendHandler:
     def _accept_numbered(
         self, item: Item, hosted: HostedRange, record_count: int, frame: _Frame
     ) -> PendingAppend | NumberedBatch:
-        """Do the same for a batch with a number. Raises SbpError when it is refused.
+        """Accept a batch with a number as `_accept` does. Raises SbpError when it is refused.
 
-        Repeats are looked for first: a batch stays appended when its range is sealed. One that may
-        still be cut is not known to be a repeat. Only the open range knows whether a batch is the
-        next one.
+        Repeats are looked for first, because a batch stays appended when its range is sealed. A
+        batch that may still be truncated is not known to be a repeat. Only the open range knows
+        whether a batch is the next one.
         """
         number = BatchNumber(item.stream_id, item.info.writer_id or "", item.info.sequence)
         check_number(number)
-        has_writers = self._host.knows_writers(*hosted.key)  # first: they may arrive in between
+        has_writers = self._host.knows_writers(*hosted.key)  # first: they may arrive meanwhile
         final_below = self._host.final_below(hosted, has_writers=has_writers)
         repeated = self._writers.maybe_repeat(
             number, hosted.range_index, record_count, item.batch, final_below
@@ -301,8 +298,8 @@ class AppendHandler:
                 frame.numbered.append(repeated)
             elif not self._host.may_acknowledge(item.stream_id, offset=repeated.base_offset):
                 raise WritersNotThereError.of(
-                    f"{number} was appended before, in a range that has ended, and it is not known"
-                    " yet that enough servers have settled that one; try again"
+                    f"{number} was appended before, in a range that has ended, and too few servers"
+                    " are known to have settled that range; try again"
                 )
             return repeated
         check_latest(hosted, item.range_index)
@@ -316,7 +313,7 @@ class AppendHandler:
         self._writers.check_next(number, hosted.range_index)
         entry = _append(item, hosted, record_count, frame)
         mark = mark_of(entry, number.writer_id, number.sequence, digest_batch(item.batch))
-        frame.entries.insert(-1, mark)
+        frame.entries.insert(-1, mark)  # right in front of its batch: elsewhere it means nothing
         pending = PendingAppend(
             number.writer,
             number.sequence,
@@ -339,7 +336,7 @@ def _append(item: Item, hosted: HostedRange, record_count: int, frame: _Frame) -
 
 
 async def _end_of(written: asyncio.Future[Written]) -> None:
-    """Wait until a future is done; a caller that leaves does not cancel it (cf. `shield`)."""
+    """Wait until a future is done, without cancelling it (`shield` costs a task)."""
     if not written.done():
         ended: asyncio.Future[None] = written.get_loop().create_future()
         written.add_done_callback(partial(_wake, ended))
@@ -352,7 +349,7 @@ def _wake(ended: asyncio.Future[None], _: object) -> None:
 
 
 def _result_of(item: Item, outcome: _Outcome, time_ms: int) -> AppendResult:
-    """Return the answer to an item; `time_ms` is when the frame was written."""
+    """Return the result of an item; `time_ms` is the time when the frame was written."""
     base_offset, status = -1, SUCCESS
     if isinstance(outcome, Entry):
         base_offset = outcome.base_offset
@@ -370,12 +367,12 @@ def _result_of(item: Item, outcome: _Outcome, time_ms: int) -> AppendResult:
 
 
 def _outcome_now(outcome: _Outcome, own: Written) -> _Outcome:
-    """Return what became of a batch, now that nothing is waited for. Raises LogWriteError.
+    """Return the final outcome of a batch; `own` is that of the frame's entries.
 
-    `own` says it of the frame's own entries.
+    Raises LogWriteError.
     """
     try:
-        if isinstance(outcome, Entry) and (own.cut or own.unsettled):
+        if isinstance(outcome, Entry) and (own.truncated or own.unsettled):
             own.check((outcome.stream_id, outcome.range_index))
         if isinstance(outcome, PendingAppend):
             return outcome.placed()

@@ -1,20 +1,19 @@
-"""The batches of an APPEND frame: cut from its payload, compared with earlier ones, and numbered.
+"""The batches of an APPEND frame: split the payload, recognise repeats, check numbers.
 
-A writer numbers its batches of a stream 0, 1, 2, ... The next one is appended, a repeat gets the
-answer of the first, everything else is refused. The log does not know yet the numbered batches that
-were accepted and are not written. They are kept in InFlight, so a repeat of one of them is answered
-when the original is, and never before. Staged batches are numbered the same way by their
-transaction: see staging.py.
+A writer numbers its batches of a stream 0, 1, 2, ... The next number is appended, a repeat gets the
+answer of the original, any other number is refused. InFlight has the numbered batches that were
+accepted and are not committed yet, so a repeat is never answered before the original. Staged
+batches are numbered in the same way by their transaction (staging.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -36,9 +35,11 @@ from sbp_core.wording import counted
 
 _SEQUENCE_MAX: Final = 2**63 - 2
 
+_Sent = TypeVar("_Sent")
+
 
 class Item(Struct, frozen=True):
-    """One batch that is to be appended."""
+    """One batch to append."""
 
     info: AppendInfo
     stream_id: int
@@ -47,42 +48,50 @@ class Item(Struct, frozen=True):
 
 
 def split_payload(infos: Iterable[AppendInfo], payload: memoryview) -> Iterable[Item]:
-    """Cut the payload by the lengths of the header; refuse the frame when they do not add up.
-
-    Raises InvalidRequestError.
-    """
-    position = 0
-    for info in infos:
-        end = position + info.batch_length
-        if info.batch_length < 0 or end > len(payload):
-            raise invalid(
-                f"the batch of request {info.request_index} takes bytes {position}..{end} of a"
-                f" payload of {len(payload)}; nothing of this frame was appended",
-            )
+    """Yield the items of an APPEND frame. Raises InvalidRequestError if the lengths are wrong."""
+    for info, batch in cut_payload(infos, payload, lambda info: info.batch_length):
         stream_range = info.stream_range
         stream_id = info.stream_id
         if stream_id < 0 and stream_range is not None:
             stream_id = stream_range.stream_id
         range_index = stream_range.range_index if stream_range is not None else -1
-        yield Item(info, stream_id, range_index, payload[position:end])
+        yield Item(info, stream_id, range_index, batch)
+
+
+def cut_payload(
+    items: Iterable[_Sent], payload: memoryview, length_of: Callable[[_Sent], int]
+) -> Iterator[tuple[_Sent, memoryview]]:
+    """Yield each item of a frame with its part of the payload.
+
+    Raises InvalidRequestError unless the lengths add up to the payload.
+    """
+    position = 0
+    for at, item in enumerate(items):
+        length = length_of(item)
+        end = position + length
+        if length < 0 or end > len(payload):
+            raise invalid(
+                f"item {at} of the frame takes bytes {position}..{end} of a payload of"
+                f" {len(payload)}; nothing of this frame was appended"
+            )
+        yield item, payload[position:end]
         position = end
     if position != len(payload):
         raise invalid(
-            f"the batches take {position} bytes, the payload has {len(payload)}; nothing of this"
-            " frame was appended",
+            f"the items of the frame take {position} bytes, the payload has {len(payload)}; nothing"
+            " of this frame was appended"
         )
 
 
 Numberer = tuple[int, str] | tuple[int, int, str]
-"""A source of numbered batches: (stream id, writer id), or (stream id, range index, txn id)."""
+"""Numbers batches: a writer (stream id, writer id), or (stream id, range index, txn id)."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingAppend:
-    """A batch that waits for the disk; `written` ends when it is committed, or cut.
+    """A numbered batch that is not committed; `written` is done when it is, or was truncated.
 
-    `base_offset` is -1 for one that is staged. `batch` are its bytes, with which a repeat is
-    compared.
+    `base_offset` is -1 for a staged batch. A repeat is compared with the bytes of `batch`.
     """
 
     numberer: Numberer
@@ -94,10 +103,10 @@ class PendingAppend:
     written: asyncio.Future[Written] | None = None
 
     def placed(self) -> NumberedBatch:
-        """Return where it is, once that is known.
+        """Return the offsets of the batch once `written` is done.
 
-        Raises LogWriteError if it cannot be written, RangeSealedError if its range ended before it,
-        RequestTimeoutError if too few other servers have it.
+        Raises LogWriteError if the log failed, RangeSealedError if the range ended before the
+        batch, RequestTimeoutError if too few other servers have it.
         """
         assert self.written is not None
         written = self.written.result()
@@ -106,16 +115,16 @@ class PendingAppend:
 
 
 class InFlight:
-    """Numbered batches that were accepted and are not committed yet.
+    """The numbered batches that were accepted and are not committed yet.
 
-    Those of an ended range stay until it is settled here. By then the writer may have appended the
-    same sequences elsewhere, and go on in a later range of this server. So the sequences of each
-    range are counted by themselves.
+    Batches of an ended range stay until the range is settled here. By then the writer may have
+    appended the same sequences elsewhere, and go on in a later range of this server. So each range
+    has sequences of its own.
     """
 
     def __init__(self) -> None:
         self._batches: dict[Numberer, dict[tuple[int, int], PendingAppend]] = {}
-        """The batches of each numberer by range and sequence, in the order of their acceptance."""
+        """The batches of each numberer by range and sequence, in the order of acceptance."""
 
     def of(self, numberer: Numberer) -> Collection[PendingAppend]:
         """Return the batches of a writer or transaction, in order."""
@@ -128,7 +137,7 @@ class InFlight:
         return self._batches.get(numberer, _NO_BATCHES).get((range_index, sequence))
 
     def maybe_last(self, numberer: Numberer, range_index: int) -> int | None:
-        """Return the last sequence that was accepted in the latest range, if it is in flight."""
+        """Return the last accepted sequence, if that batch is in flight in this range."""
         batches = self._batches.get(numberer)
         if not batches:
             return None
@@ -136,14 +145,14 @@ class InFlight:
         return last if last_range == range_index else None
 
     def begin(self, append: PendingAppend) -> None:
-        """Note the next batch, which is appended; `follow` must be called next."""
+        """Add the next batch. The caller must call `follow` next."""
         batches = self._batches.setdefault(append.numberer, {})
         batches[append.range_index, append.sequence] = append
 
     def follow(self, appends: Iterable[PendingAppend], written: asyncio.Future[Written]) -> None:
-        """Let the batches that were begun wait for `written`, which must not be cancelled.
+        """Let new batches wait for `written`, which must not be cancelled.
 
-        Those that wait for something else already, and second mentions, are left as they are.
+        Repeats of earlier batches, which wait for their own future, are left as they are.
         """
         begun = []
         for append in appends:
@@ -153,7 +162,7 @@ class InFlight:
         written.add_done_callback(partial(self._on_written, begun))
 
     def _on_written(self, begun: Iterable[PendingAppend], written: asyncio.Future[Written]) -> None:
-        """Forget what was written; after a failure the contents of the log are unknown."""
+        """Forget committed batches. After a failure they stay: the log's content is unknown."""
         if written.exception() is not None:
             return
         for append in begun:
@@ -168,7 +177,7 @@ _NO_BATCHES: Final[Mapping[tuple[int, int], PendingAppend]] = {}
 
 @dataclass(frozen=True, slots=True)
 class BatchNumber:
-    """The number of a batch: a stream, a writer, and its sequence there."""
+    """The number of a batch: stream, writer and sequence."""
 
     stream_id: int
     writer_id: str
@@ -179,12 +188,12 @@ class BatchNumber:
 
     @property
     def writer(self) -> tuple[int, str]:
-        """The writer in the stream."""
+        """The writer as a `Numberer`."""
         return self.stream_id, self.writer_id
 
 
 def check_number(number: BatchNumber) -> None:
-    """Raise InvalidRequestError unless a batch can be called so."""
+    """Raise InvalidRequestError for an invalid writer id or sequence."""
     if not is_writer_id(number.writer_id):
         raise invalid(
             f"{shown(number.writer_id)} cannot name a writer: use 1 to"
@@ -198,7 +207,7 @@ def check_number(number: BatchNumber) -> None:
 
 
 class Writers:
-    """The writers of all streams: those in the log, and their batches in flight."""
+    """The writers of all streams, with their batches in the log and in flight."""
 
     def __init__(self, known: WriterStates, in_flight: InFlight) -> None:
         self._known = known
@@ -212,13 +221,13 @@ class Writers:
         batch: memoryview,
         final_below: float = inf,
     ) -> PendingAppend | NumberedBatch | None:
-        """Return where a batch is, or will be, that was accepted before; None for one that was not.
+        """Return the original of a repeat; None if the batch was not accepted before.
 
-        `range_index` is the latest range of the stream here. None also for a batch in the log that
-        ends above `final_below`: it may still be cut.
-        Raises WriterRepeatError for one of which the place is not known any more, and
-        InvalidRequestError if the one before was another batch: to acknowledge this one would be
-        to lose it. Batches of old logs have no digest, and are compared by their counts only.
+        `range_index` is the latest range of the stream here. A batch in the log that ends above
+        `final_below` may still be truncated, and counts as not accepted. Raises WriterRepeatError
+        if the offset of the original is not known any more, InvalidRequestError if the original has
+        other content: to acknowledge this batch would lose it. Batches of old logs have no digest,
+        and are compared by their record counts only.
         """
         if number.sequence > self._last_sequence(number, range_index):
             return None
@@ -235,8 +244,7 @@ class Writers:
         if found.record_count != record_count:
             raise invalid(
                 f"{number} had {counted(found.record_count, 'record')}, this one has"
-                f" {record_count}: two"
-                " writers must not have the same id"
+                f" {record_count}: two writers must not have the same id"
             )
         if not _is_repeat(found, batch):
             raise invalid(
@@ -247,9 +255,9 @@ class Writers:
         return found
 
     def check_next(self, number: BatchNumber, range_index: int) -> None:
-        """Raise unless a batch, no repeat, is the next one, and may wait for the disk with others.
+        """Raise unless a batch that is not a repeat is the next one of its writer.
 
-        WriterGapError, WriterUnknownError, ThrottledError if too many are waiting in the range.
+        Raises WriterGapError, WriterUnknownError, ThrottledError if too many batches are in flight.
         """
         last = self._last_sequence(number, range_index)
         if number.sequence == last + 1:
@@ -266,7 +274,7 @@ class Writers:
             )
         if last < 0:
             raise WriterUnknownError.of(
-                f"{number} is no first batch, and the writer is not known: a stream remembers the"
+                f"{number} is not a first batch, and the writer is unknown: a stream remembers the"
                 f" {limits.WRITERS_PER_STREAM_MAX} writers that appended last. See what is in the"
                 " stream, and go on as a new writer"
             )
@@ -278,7 +286,7 @@ class Writers:
     def _maybe_in_flight(
         self, number: BatchNumber, range_index: int, logged: NumberedBatch | None
     ) -> PendingAppend | None:
-        """Return a batch that is in flight: in the latest range, or where the log has it."""
+        """Return a batch in flight: in the latest range, or at the offset that the log has."""
         for each in self._in_flight.of(number.writer):
             is_it = each.range_index == range_index or (
                 logged is not None and each.base_offset == logged.base_offset
@@ -288,7 +296,7 @@ class Writers:
         return None
 
     def _last_sequence(self, number: BatchNumber, range_index: int) -> int:
-        """Return the last sequence that was accepted from the writer, -1 if none is known."""
+        """Return the last accepted sequence of the writer, -1 if the writer is unknown."""
         last = self._in_flight.maybe_last(number.writer, range_index)
         if last is not None:
             return last
@@ -297,7 +305,7 @@ class Writers:
 
 
 def _is_repeat(found: PendingAppend | NumberedBatch, batch: memoryview) -> bool:
-    """Whether a batch is the same as one before, if that is known."""
+    """Whether a batch has the content of `found`, as far as that is known."""
     if isinstance(found, PendingAppend):
         return are_same(found.batch, batch)
     return not found.digest or found.digest == digest_batch(batch)

@@ -1,32 +1,33 @@
-"""Group commit: the one way of an entry into the log, and from there to readers.
+"""Group commit: every entry reaches the log, and then readers, through `GroupCommitter`.
 
 Entries that are queued while the disk is busy share the next write and sync. The way of each entry:
 
     submit -> write, and send to secondaries -> durable -> committed -> publish
            -> the future of `submit` ends
 
-Every entry of a range takes it: batches and the marks of their writers, staged batches, ends of
-transactions, seals, trims, deletions, new ranges, writers that came from another server. No other
-module calls `Log.append`. The log itself adds only what follows from these entries: COMMIT entries,
-and snapshots at the start of a segment.
+No other module calls `Log.append`. The log itself adds only COMMIT entries, and snapshots at the
+start of a segment.
 
-Entries of replicated ranges that this server leads go to the secondaries while they are written
-here (`Copies`, replicating/primary.py). Such a submission is committed once it is durable here and
-on as many secondaries as the range needs. Submissions of other ranges do not wait for that. Groups
-are durable in their order, and only `_on_durable` publishes (`RangeHost.publish`: the table of
-ranges, which bounds every FETCH and DESCRIBE_RANGES) and ends futures.
+Entries of replicated ranges that this server leads are sent to the secondaries while they are
+written here (`Copies`, replicating/primary.py). Such a submission is committed when it is durable
+here and on as many secondaries as the range needs. Submissions of other ranges do not wait for
+that. Groups become durable in their order. Only `_on_durable` ends futures and publishes
+(`RangeHost.publish`: the table of ranges, which bounds every FETCH and DESCRIBE_RANGE).
 
-Three things are visible earlier. Offsets are assigned, and a range is sealed or deleted in the
-table (`RangeTable.move`), when the entry is submitted, as the entries behind it follow from it: so
-DESCRIBE_RANGES may show a seal that is not committed yet. The log knows writers and staged batches
-when they are written, for the next group; repeats are answered from InFlight until the original is
-committed, and END_TXN waits for that (`Stagings.settle`). And a FETCH of the batches staged under a
-transaction may see one that is written and not synced yet.
+Three things are visible earlier:
+
+* Offsets are assigned, and a range is sealed or deleted in the table (`RangeTable.move`), when the
+  entry is submitted, because the entries behind it follow from it. The range accepts nothing more
+  from then on. It has no `end_offset` before its seal is committed.
+* The log knows writers and staged batches when they are written, for the next group. Repeats are
+  answered from InFlight until the original is committed, and END_TXN waits for that
+  (`Stagings.settle`).
+* A FETCH of the batches staged under a transaction may see a batch that is not synced yet.
 
 With a sync interval batches are committed when they are written, and synced at most that much
-later. A decision (a seal, a trim, a new range) is something others build on: it is synced before it
-is committed, and with it everything that was written before. So are staged batches: a transaction
-is decided elsewhere, and what was decided has to be here.
+later. Decisions (a seal, a trim, a new range) are synced before they are committed, because others
+build on them. So are staged batches: their transaction is decided elsewhere, and a power cut must
+not take back batches of a decided transaction.
 """
 
 from __future__ import annotations
@@ -59,33 +60,33 @@ from sbp_core.segment_format import EntryKind
 from sbp_core.server.runtime import Clock, LogTally, SystemClock
 
 Publish = Callable[[Sequence[LoggedRange]], None]
-"""Makes visible how ranges are, now that what changed them is committed."""
+"""Makes the states of ranges visible after a group that changed them is durable."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 _SLOW_MS: Final = 1_000
-"""Time to write and sync a group from which on the disk is logged as slow."""
+"""The disk is logged as slow if writing and syncing a group takes this long."""
 _SLOW_LOG_INTERVAL_MS: Final = 600_000
-"""Between lines of the log about that."""
+"""Pause between two log lines about a slow disk."""
 _UNSYNCED_KINDS: Final = APPENDED_KINDS - {EntryKind.STAGED}
-"""Kinds that may be acknowledged before they are synced, with a sync interval."""
+"""Kinds that may be acknowledged before they are synced, if there is a sync interval."""
 
 
 class Written(NamedTuple):
-    """When entries were written, in ms since the epoch, UTC.
+    """The time when entries were written, in ms since the epoch, UTC.
 
-    Those of ranges that were `cut` are not in their ranges: these ended before them. Those of
-    `unsettled` ranges are in them, and on too few disks to be acknowledged.
+    `truncated`: ranges that were sealed at an offset before these entries. The entries are not part
+    of the range. `unsettled`: ranges that have the entries, on too few disks to acknowledge them.
     """
 
     time_ms: int
-    cut: Collection[RangeKey] = ()
+    truncated: Collection[RangeKey] = ()
     unsettled: Collection[RangeKey] = ()
 
     def check(self, key: RangeKey) -> None:
         """Raise RangeSealedError if a range ended before its entries.
 
-        RequestTimeoutError, of unknown outcome, if they are on too few disks.
+        Raises RequestTimeoutError, of unknown outcome, if they are on too few disks.
         """
         if key in self.unsettled:
             raise RequestTimeoutError.of(
@@ -93,7 +94,7 @@ class Written(NamedTuple):
                 " settled it in time: this is in the range, and lost if the disk here is; see that"
                 " the other servers of the range run"
             )
-        if key in self.cut:
+        if key in self.truncated:
             raise RangeSealedError.of(
                 f"range {key[1]} of stream {key[0]} was sealed before this was committed; nothing"
                 " was appended, and the stream goes on in the next range"
@@ -101,36 +102,20 @@ class Written(NamedTuple):
 
 
 Finish = Callable[[Collection[RangeKey], Collection[RangeKey]], None]
-"""Called with the ranges in which entries were cut, and with those that are `unsettled`."""
+"""Called with the ranges whose entries were truncated, and with the unsettled ranges."""
 
 
 class Copies(Protocol):
-    """The copies of ranges on other servers, as the committer needs them."""
+    """The copies of ranges on other servers, as the committer uses them."""
 
     def send(self, entries: Sequence[Entry]) -> Mapping[RangeKey, int]:
-        """Number and send entries; return the last number in each range that is led here."""
+        """Number and send entries; return the last number in each led range."""
 
     def flush(self) -> None:
-        """Send what was numbered, if that waits for more."""
+        """Send numbered entries that wait for more."""
 
     def when_decided(self, numbers: Mapping[RangeKey, int], finish: Finish) -> None:
-        """Call `finish` once it is known whether entries are committed."""
-
-
-class NoCopies(Copies):
-    """No range has copies."""
-
-    def send(self, entries: Sequence[Entry]) -> Mapping[RangeKey, int]:
-        """Return nothing."""
-        del entries
-        return {}
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def when_decided(self, numbers: Mapping[RangeKey, int], finish: Finish) -> None:
-        """Call `finish`."""
-        finish((), ())
+        """Call `finish` when entries are committed, or never will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +125,14 @@ class _Submission:
     memory_bytes: int
     done: asyncio.Future[Written] = field(compare=False)
     copied: RangeKey | None = None
-    """The range, if the entries are copies of those of another server."""
+    """The range, if the entries come from another server."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """Work for a thread. `then` is called when it is done, as are the jobs before it.
+    """Work for a thread. `then` is called when this job and all jobs before it are done.
 
-    Once `is_written` the next job may begin: its group is written behind this one.
+    The next job may begin when `is_written`: its group is written behind this one.
     """
 
     work: Callable[[], None]
@@ -161,10 +146,10 @@ class _Job:
 class GroupCommitter:
     """Writes entries to the log in the order of their submission, on threads of its own.
 
-    One group is written and synced at a time. Only if much is queued by then is the next one
-    written while that is synced. After a failed write or sync nothing is acknowledged any more:
-    `failed` ends and every submission fails. `sync_interval_ms` is how long an acknowledged batch
-    may stay unsynced, 0 for not at all. `sizes` bound a group, and the appends that are queued.
+    One group is written and synced at a time. If much is queued, the next group is written while
+    the group before it is synced. After a failed write or sync nothing is acknowledged any more:
+    `failed` is done, and every submission fails. An acknowledged batch may stay unsynced for
+    `sync_interval_ms`; 0 syncs it before. `sizes` bound a group, and the queued appends.
     """
 
     def __init__(
@@ -177,7 +162,7 @@ class GroupCommitter:
         self._log = log
         self._clock = clock or SystemClock()
         self._slow = LogTally(self._clock, _SLOW_LOG_INTERVAL_MS)
-        self._copies: Copies = NoCopies()
+        self._copies: Copies | None = None
         self._sizes = sizes
         self._sync_interval_ms = sync_interval_ms
         self._sync_timer: asyncio.TimerHandle | None = None
@@ -185,30 +170,30 @@ class GroupCommitter:
         self._queue: deque[_Submission] = deque()
         self._queued_bytes = 0
         self.pending_bytes = 0
-        """Bytes that wait for the disk, and are in no index yet."""
+        """Bytes that wait for the disk."""
         self.tally: Final = GroupTally()
         self._memory_bytes = 0
         self._jobs: deque[_Job] = deque()
-        """The running jobs, in the order in which they are acknowledged."""
+        """The running jobs, in the order of acknowledgement."""
         self._threads: Final = ThreadPoolExecutor(2, thread_name_prefix="sbp-log-writer")
         self._loop = asyncio.get_running_loop()
         self._publish: Publish | None = None
         self._is_begin_due = False
         self._idle = asyncio.Event()
-        """Whether the threads have nothing to do; nor will they at the end of the loop's turn."""
+        """Set while the threads have nothing to do, now or at the end of the loop's turn."""
         self._idle.set()
         self.failed: asyncio.Future[SbpError] = self._loop.create_future()
         self._contradicted: dict[RangeKey, LogError] = {}
-        """The ranges of which entries were refused, and why: nothing may follow these."""
+        """The reason, by range whose copied entries were refused: nothing may follow them."""
 
     def start(self, publish: Publish, copies: Copies | None = None) -> None:
-        """Begin to commit; call `publish` with what each group changed, before its answers."""
+        """Begin to commit; `publish` gets the ranges that a group changed, before its answers."""
         self._publish = publish
-        self._copies = copies or self._copies
+        self._copies = copies
         self._begin_soon()
 
     def check_room(self, memory_bytes: int) -> None:
-        """Raise ThrottledError when there is no memory for another append to wait."""
+        """Raise ThrottledError if there is no memory for another waiting append."""
         if self._memory_bytes + memory_bytes > self._sizes.pending_append_bytes:
             raise ThrottledError.of(
                 f"{self.pending_bytes} bytes wait for the disk already; try again later"
@@ -216,7 +201,7 @@ class GroupCommitter:
 
     @contextmanager
     def hold(self, memory_bytes: int) -> Iterator[None]:
-        """Count the memory of a call that waits for entries of other calls (see `check_room`)."""
+        """Count the memory of a call that only waits for entries of other calls."""
         self._memory_bytes += memory_bytes
         try:
             yield
@@ -226,14 +211,14 @@ class GroupCommitter:
     def submit(
         self, entries: Sequence[Entry], memory_bytes: int = 0, copied: RangeKey | None = None
     ) -> asyncio.Future[Written]:
-        """Queue entries for the next group commit; the future ends when they are acknowledged.
+        """Queue entries for the next group commit; the future is done when they are acknowledged.
 
-        They are written also if it is cancelled. It fails with LogWriteError when the log cannot be
-        written any more. `memory_bytes` is what the entries count for until then (see
-        `check_room`).
+        Entries are written also if the future is cancelled. It fails with LogWriteError when the
+        log has failed. The entries count as `memory_bytes` until then (see `check_room`).
 
-        Entries of a `copied` range come from another server, which may be wrong. If they contradict
-        the log they are refused with LogError, and all that follow them, until `forgive`.
+        Entries of a `copied` range come from another server, which may be wrong. Entries that
+        contradict the log are refused with LogError, and so are all later entries of the range,
+        until `forgive`.
         """
         done: asyncio.Future[Written] = self._loop.create_future()
         if self.failed.done():
@@ -248,24 +233,26 @@ class GroupCommitter:
         return done
 
     def forgive(self, copied: RangeKey) -> None:
-        """Accept copied entries of a range again: all that were refused are answered."""
+        """Accept copied entries of a range again, after all refused ones were answered."""
         self._contradicted.pop(copied, None)
 
     async def stop(self) -> None:
-        """Commit what is queued, then end."""
+        """Commit all queued entries, then end."""
         await self._idle.wait()
         self._threads.shutdown()
 
     @property
     def write_began_at(self) -> float | None:
-        """When the oldest write or sync in progress began, by the clock."""
+        """The time by the clock when the oldest write or sync in progress began."""
         return self._jobs[0].began_at if self._jobs else None
 
     @property
     def _is_wanted(self) -> bool:
-        """Whether a thread is to begin with what is queued: one, or another for a lot."""
+        """Whether a thread should begin: the first for anything queued, the second for a lot."""
         if not self._jobs:
             return bool(self._queue) or self._is_sync_due
+        # Two groups at a time pay only if a group is long. With a sync interval a group is only
+        # written, which is over before a second thread could help.
         return (
             self._is_lot_queued
             and len(self._jobs) == 1
@@ -278,14 +265,14 @@ class GroupCommitter:
         return self._queued_bytes >= limits.OVERLAPPING_GROUP_BYTES_MIN
 
     def _begin_soon(self) -> None:
-        """Let a thread work once all that arrived in this turn of the loop is queued."""
+        """Begin at the end of this turn of the loop, so that all its arrivals share a group."""
         if self._publish is not None and not self._is_begin_due and self._is_wanted:
             self._is_begin_due = True
             self._idle.clear()
             self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Give the threads what is to be done next, if there is anything."""
+        """Start the next job, if there is one."""
         self._is_begin_due = False
         if not self.failed.done() and self._is_wanted:
             if self._is_sync_due:
@@ -297,8 +284,12 @@ class GroupCommitter:
 
     def _commit(self, submissions: Sequence[_Submission]) -> None:
         entries = [entry for submission in submissions for entry in submission.entries]
-        numbers = [self._copies.send(submission.entries) for submission in submissions]
-        self._copies.flush()
+        numbers: list[Mapping[RangeKey, int]]
+        if self._copies is None:
+            numbers = [{}] * len(submissions)
+        else:  # sent before the write here, so that all disks work at the same time
+            numbers = [self._copies.send(submission.entries) for submission in submissions]
+            self._copies.flush()
         is_durable = self._sync_interval_ms == 0 or any(
             entry.kind not in _UNSYNCED_KINDS for entry in entries
         )
@@ -308,7 +299,7 @@ class GroupCommitter:
 
         def on_written() -> None:
             job.is_written = True
-            if self._is_lot_queued:  # else `submit` begins it, once more is queued
+            if self._is_lot_queued:  # else `submit` begins the next job when more is queued
                 self._loop.call_soon_threadsafe(self._begin_soon)
 
         def append() -> None:
@@ -318,7 +309,7 @@ class GroupCommitter:
                     return
             except LogWriteError:
                 raise
-            except LogError:  # nothing was written
+            except LogError:  # nothing was written: find the submissions to refuse
                 pass
             refused.update(self._contradicting(submissions))
             write([each for at, each in enumerate(submissions) if at not in refused])
@@ -346,13 +337,13 @@ class GroupCommitter:
         self._run(job)
 
     def _is_contradicted(self, submissions: Sequence[_Submission]) -> bool:
-        """Whether entries follow some that were refused."""
+        """Whether any submission follows refused entries of its range."""
         return bool(self._contradicted) and any(
             each.copied in self._contradicted for each in submissions
         )
 
     def _contradicting(self, submissions: Sequence[_Submission]) -> dict[int, LogError]:
-        """Return which copied entries of a group must not be written, by position; on a thread."""
+        """Return the copied submissions that contradict the log, by index. Runs on the thread."""
         refused: dict[int, LogError] = {}
         accepted: list[Entry] = []
         for at, each in enumerate(submissions):
@@ -379,7 +370,7 @@ class GroupCommitter:
             submission.done.exception()  # retrieved, as its caller may have left
 
     def _run(self, job: _Job) -> None:
-        """Do the work on a thread; when it is done, go on here."""
+        """Run a job on a thread; `_on_done` follows on the loop."""
 
         def on_thread() -> None:
             began_at = self._clock.monotonic()
@@ -400,7 +391,7 @@ class GroupCommitter:
         self._threads.submit(on_thread)
 
     def _note_duration(self, seconds: float) -> None:
-        """Log that the disk is slow. Runs on the thread."""
+        """Log a slow disk. Runs on the thread."""
         took_ms = round(1000 * seconds)
         if took_ms >= _SLOW_MS and (counts := self._slow.add(1)):
             _LOG.warning(
@@ -409,7 +400,7 @@ class GroupCommitter:
             )
 
     def _on_done(self, job: _Job) -> None:
-        """Finish the jobs that are done, in their order; begin the next."""
+        """Finish jobs that are done, in their order; start the next."""
         job.is_done = True
         try:
             while self._jobs and self._jobs[0].is_done:
@@ -432,10 +423,10 @@ class GroupCommitter:
                 self._sync_interval_ms / 1000, self._on_sync_due
             )
         assert self._publish is not None
-        self._publish(appended.ranges)
+        self._publish(appended.ranges)  # before the answers: a client may read what it appended
         for submission, numbered in zip(submissions, numbers, strict=True):
             self.pending_bytes -= submission.length
-            if numbered:
+            if numbered and self._copies is not None:
                 acknowledge = partial(self._acknowledge, submission, appended.time_ms)
                 self._copies.when_decided(numbered, acknowledge)
             else:
@@ -445,12 +436,12 @@ class GroupCommitter:
         self,
         submission: _Submission,
         time_ms: int,
-        cut: Collection[RangeKey] = (),
+        truncated: Collection[RangeKey] = (),
         unsettled: Collection[RangeKey] = (),
     ) -> None:
         self._memory_bytes -= submission.memory_bytes
         if not submission.done.done():
-            submission.done.set_result(Written(time_ms, cut, unsettled))
+            submission.done.set_result(Written(time_ms, truncated, unsettled))
 
     def _on_sync_due(self) -> None:
         self._is_sync_due = True
@@ -472,7 +463,7 @@ class GroupCommitter:
         return group
 
     def _fail(self, error: SbpError) -> None:
-        """Fail all that is not acknowledged yet; running jobs change nothing any more."""
+        """Fail all submissions that are not acknowledged; running jobs have no effect any more."""
         if self.failed.done():
             return
         self.failed.set_result(error)
@@ -486,7 +477,7 @@ class GroupCommitter:
 
 
 def _refuse(done: asyncio.Future[Written], error: SbpError) -> None:
-    """Fail a submission; the error counts as retrieved, as its caller may have left."""
+    """Fail a submission; the error counts as retrieved, because its caller may be gone."""
     done.set_exception(
         LogWriteError(f"the log cannot be written, nothing more is acknowledged: {error}")
     )

@@ -1,11 +1,11 @@
-"""END_TXN: publish what transactions staged in a range, in one step, or drop it (SPEC "END_TXN").
+"""END_TXN: publish the staged batches of transactions in one step, or drop them (SPEC "END_TXN").
 
-The log publishes by one entry, which gives the staged batches the next offsets of their range. It
-remembers the last ends of every stream, so that a repeat gets the same answer.
+The log publishes by one entry, which gives the staged batches the next offsets of their range. The
+log remembers the last ends of every stream, so that a repeat gets the same answer.
 
 Only the placement driver knows which transactions will never be published. `StagedSweep` asks it
-about what has been staged for a while, and drops what is dead: first whether its batch was decided,
-if the id names one; after the timeout the placement driver is asked to give it up.
+about old stagings, and drops the dead ones. If the id names a producer's batch, it first asks only
+whether that batch was decided. After the timeout it asks the placement driver to abort it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from sbp_core.wording import counted, listed
 _LOG: Final = logging.getLogger(__name__)
 
 _ONLY_IF_DECIDED: Final = -1
-"""As the record count of a part: it is not to be given up, unless it is dead already."""
+"""As the record count of a part: the placement driver must not abort it, only say if it is dead."""
 
 
 class EndTxnHandler:
-    """Serves END_TXN. Every item of a frame succeeds or fails by itself."""
+    """Serves END_TXN. Each item of a frame succeeds or fails by itself."""
 
     def __init__(self, host: RangeHost, stagings: Stagings, committer: GroupCommitter) -> None:
         self._host = host
@@ -56,7 +56,7 @@ class EndTxnHandler:
         self._at_work: set[asyncio.Task[Ended]] = set()
 
     async def __call__(self, call: ServerCall) -> Answer:
-        """Answer one frame. An end that was begun is finished, even if the call is cancelled."""
+        """Answer one frame. An end that has begun is finished, even if the call is cancelled."""
         infos = call.decode(EndTxnRequest).end_requests
         await self._host.learn((info.stream_id, info.range_index) for info in infos if info.commit)
         return in_frames(
@@ -65,15 +65,15 @@ class EndTxnHandler:
         )
 
     async def drop(self, stream_id: int, range_index: int, txn_ids: Sequence[str]) -> int:
-        """Drop what is staged under some ids in a range, in all of the stream if that is -1.
+        """Drop the stagings of ids in a range, in all ranges of the stream if that is -1.
 
-        Return how many records were dropped. Published batches stay. Raises LogWriteError.
+        Returns the number of dropped records. Published batches stay. Raises LogWriteError.
         """
         info = EndTxnInfo(stream_id, txn_ids=tuple(txn_ids), range_index=range_index)
         return (await self._finish(info)).record_count
 
     async def stop(self) -> None:
-        """Bring to its end what was begun."""
+        """Wait for ends that have begun, until the timeout of a drain."""
         if self._at_work:
             await asyncio.wait(self._at_work, timeout=limits.DRAIN_TIMEOUT_MS / 1000)
 
@@ -100,11 +100,11 @@ class EndTxnHandler:
         check_txn_ids(info.txn_ids)
         with self._stagings.closing(info.stream_id, info.txn_ids):
             await self._stagings.settle(info.stream_id, self._ranges_of(info), info.txn_ids)
-            # No await from here to the entry: it is written for the states that are checked here.
+            # No await from here to the submission: the entry follows from the states checked here.
             return await (self._publish(info) if info.commit else self._drop(info))
 
     def _ranges_of(self, info: EndTxnInfo) -> list[int]:
-        """Return the ranges in which something may be staged."""
+        """Return the ranges in which batches may be staged."""
         if info.range_index >= 0:
             return [info.range_index]
         if not self._host.table.has_stream(info.stream_id):
@@ -126,7 +126,7 @@ class EndTxnHandler:
         if info.range_index < 0:
             raise invalid("END_TXN with commit must name the range to publish in: set range_index")
         hosted = self._host.table.range_at(info.stream_id, -1)
-        if named is None and hosted.is_replicated:  # it may be open, and not known here yet
+        if named is None and hosted.is_replicated:  # raises: another server may have the range
             self._host.table.range_at(info.stream_id, info.range_index)
         check_latest(hosted, info.range_index)
         hosted.receive(RangeInput.APPEND)
@@ -140,9 +140,10 @@ class EndTxnHandler:
         return Ended(base_offset, record_count)
 
     def _maybe_done(self, info: EndTxnInfo) -> Ended | None:
-        """Return what was done, if that was published before. Raises if something else was done.
+        """Return the earlier end, if the same transactions were published before.
 
-        TxnEndedError, InvalidRequestError.
+        Raises TxnEndedError if one was dropped, InvalidRequestError if one was published with
+        others.
         """
         ends = self._stagings.known.ends(info.stream_id)
         for end in reversed(ends):
@@ -161,7 +162,7 @@ class EndTxnHandler:
         return None
 
     def _staged(self, info: EndTxnInfo) -> list[Staging]:
-        """Return what is staged under each id. Raises TxnIncompleteError if that is not all."""
+        """Return the staging of each id. Raises TxnIncompleteError if batches are missing."""
         key = (info.stream_id, info.range_index)
         found = [self._stagings.known.maybe_staging(*key, each) for each in info.txn_ids]
         record_count = sum(staging.record_count for staging in found if staging is not None)
@@ -206,13 +207,13 @@ class EndTxnHandler:
 
 
 Drop = Callable[[int, int, Sequence[str]], Awaitable[int]]
-"""Drops what is staged in a range of a stream under some ids; returns how many records."""
+"""Drops the stagings of ids in a range of a stream; returns the number of records."""
 
 
 _GRACE_MS: Final = 3_600_000
-"""How long after the start of a server a task may take to show that it still stages."""
+"""Time after the start of a server in which a task can show that it still stages."""
 _Work = tuple[str, int] | str
-"""A batch of a producer, or a transaction of no batch."""
+"""A batch of a producer, or the id of a transaction without one."""
 
 
 def _work_of(staging: Staging) -> _Work:
@@ -220,7 +221,7 @@ def _work_of(staging: Staging) -> _Work:
 
 
 class StagedSweep:
-    """Drops what is staged on this server and will never be published."""
+    """Drops the stagings of this server that will never be published."""
 
     def __init__(
         self,
@@ -239,16 +240,16 @@ class StagedSweep:
         self._ask_ms = ask_ms
         self._grace_ms = min(grace_ms, timeout_ms)
         self._quiet_from_ms = 0
-        """When work of which nothing is known counts as active last, set by the first sweep."""
+        """The last activity of work without any known activity. The first sweep sets it."""
         self._active: dict[_Work, int] = {}
-        """When each work staged last, as far as this process saw it."""
+        """The last activity of each work that this process has seen."""
         self._counts: dict[tuple[int, int, str], int] = {}
-        """How many batches are staged, by stream, range and id."""
+        """The number of staged batches, by stream, range and id."""
 
     async def sweep(self, now_ms: int) -> None:
-        """Ask about what is old, and drop what the placement driver says is dead.
+        """Ask about old stagings, and drop those that the placement driver says are dead.
 
-        Raises SbpError when it cannot be asked, or the log cannot be written.
+        Raises SbpError if it cannot be asked, or the log has failed.
         """
         active_ms = self._activity(now_ms)
         questions = (
@@ -283,10 +284,10 @@ class StagedSweep:
             )
 
     def _activity(self, now_ms: int) -> dict[_Work, int]:
-        """Return when each batch of a producer was last staged for: that renews all of it.
+        """Return the last activity of each work. A new staged batch renews all stagings of a work.
 
-        The timeout is for what was abandoned, not for a job that runs for longer. After a start it
-        is not known what grew before, so nothing is abandoned for a while.
+        The timeout is for abandoned work, not for a long job. After a start it is unknown what was
+        active before, so nothing counts as abandoned for a while.
         """
         active: dict[_Work, int] = {}
         counts: dict[tuple[int, int, str], int] = {}
@@ -302,7 +303,7 @@ class StagedSweep:
         return active
 
     def _maybe_question(self, staging: Staging, now_ms: int, active_ms: int) -> TxnPart | None:
-        """Return what to ask; None as long as it is new.
+        """Return the question about a staging; None while it is new.
 
         A staging from the future, by a clock that was set back, may have any age.
         """

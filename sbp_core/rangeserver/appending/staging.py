@@ -1,10 +1,10 @@
-"""Staging batches under transactions: the next one is accepted, a repeat gets the same answer.
+"""Stage batches under transactions: accept the next batch, answer a repeat like the original.
 
 Staged batches are on this server's disk until their transaction ends, so no digest of them is kept:
-a batch with the number of a staged one is compared with the bytes there.
+a repeat is compared with the bytes on the disk.
 
-From the moment when END_TXN begins, nothing more is accepted for the transaction, and batches in
-flight are waited for. Then the log has all of it.
+When END_TXN begins, nothing more is accepted for the transaction, and batches in flight are waited
+for. Then the log has the whole transaction.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NO_OFFSET: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class StagedNumber:
-    """The number of a staged batch: a range, a transaction, and its sequence there."""
+    """The number of a staged batch: range, transaction and sequence."""
 
     stream_id: int
     range_index: int
@@ -61,15 +61,15 @@ class StagedNumber:
 
     @property
     def numberer(self) -> tuple[int, int, str]:
-        """The transaction in the range."""
+        """The transaction in the range, as a `Numberer`."""
         return self.stream_id, self.range_index, self.txn_id
 
 
 @dataclass(slots=True, eq=False)
 class StagedRepeat:
-    """A batch with the number of one that is staged, on disk; `staging` has that one.
+    """A batch with the number of a staged batch, which `staging` has on the disk.
 
-    `refusal` says why it is no repeat, once it was compared.
+    After the comparison `refusal` says why it is not a repeat.
     """
 
     number: StagedNumber
@@ -79,12 +79,12 @@ class StagedRepeat:
     refusal: SbpError | None = None
 
     def placed(self) -> NumberedBatch:
-        """Return what is answered to a repeat."""
+        """Return the answer to a repeat."""
         return NumberedBatch(NO_OFFSET, self.record_count, self.staging.staged_at_ms)
 
 
 def compare(log: Log, repeats: Iterable[StagedRepeat]) -> None:
-    """Compare repeats with what is staged; set the `refusal` of those that differ.
+    """Compare repeats with the staged batches; set the `refusal` if they differ.
 
     May wait for the disk.
     """
@@ -103,7 +103,7 @@ def compare(log: Log, repeats: Iterable[StagedRepeat]) -> None:
 
 
 def other_content(number: StagedNumber) -> InvalidRequestError:
-    """Return the error of a batch whose number another one has."""
+    """Return the error of a batch whose number another batch has."""
     return invalid(
         f"{number} was staged before with other content, so this one was not stored: a retry must"
         " send the same bytes, and two transactions must not have the same id"
@@ -111,7 +111,7 @@ def other_content(number: StagedNumber) -> InvalidRequestError:
 
 
 def check_txn_ids(txn_ids: Collection[str]) -> None:
-    """Raise InvalidRequestError unless these can be the ids of one transaction or more."""
+    """Raise InvalidRequestError unless these are valid, distinct ids, at least one."""
     for txn_id in txn_ids:
         if not is_txn_id(txn_id):
             raise invalid(
@@ -123,7 +123,7 @@ def check_txn_ids(txn_ids: Collection[str]) -> None:
 
 
 def _number_of(item: Item) -> StagedNumber:
-    """Return what a batch that is to be staged is called. Raises InvalidRequestError."""
+    """Return the number of a batch to stage. Raises InvalidRequestError."""
     info = item.info
     number = StagedNumber(item.stream_id, item.range_index, info.txn_id or "", info.sequence)
     check_txn_ids((number.txn_id,))
@@ -140,7 +140,7 @@ def _number_of(item: Item) -> StagedNumber:
 
 
 class Stagings:
-    """The staged batches of all ranges: those in the log, and those in flight."""
+    """The staged batches of all ranges, in the log and in flight."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Stagings:
         self._in_flight = in_flight
         self._closing: Counter[tuple[int, str]] = Counter()
         self._count_max = len(known.stagings())
-        """An upper bound of the number of stagings: those that ended since the count are in it."""
+        """An upper bound of the number of stagings: some have ended since the count."""
         self._ends: dict[tuple[int, str], asyncio.Future[Written]] = {}
         """The ends in flight, by stream and transaction."""
 
@@ -165,13 +165,12 @@ class Stagings:
         record_count: int,
         incomplete: HostedRange | None = None,
     ) -> tuple[PendingAppend | StagedRepeat, Sequence[Entry]]:
-        """Accept a batch; return where it is, or will be, and the entries that stage it.
+        """Accept a batch; return it, or the repeat to compare, and the entries that stage it.
 
-        There are none for a repeat, which is still to be compared with the staged batch. Repeats
-        are looked for first: a batch stays staged when its range is sealed. `latest` is the
-        stream's latest range, `incomplete` that of the batch if it is a copy that may lack entries,
-        or have some that will be cut: then only another server knows whether the batch is staged.
-        Raises SbpError when it is refused.
+        A repeat has no entries. Repeats are looked for first, because a batch stays staged when its
+        range is sealed. `latest` is the stream's latest range. `incomplete` is the range of the
+        batch if it is a copy that may lack entries, or have entries that will be truncated: then
+        only another server knows whether the batch is staged. Raises SbpError for a refusal.
         """
         number = _number_of(item)
         repeated = self._maybe_repeat(number, record_count, item.batch)
@@ -213,9 +212,9 @@ class Stagings:
     async def settle(
         self, stream_id: int, range_indexes: Sequence[int], txn_ids: Sequence[str]
     ) -> None:
-        """Wait until the log has all batches that were accepted for transactions, and their ends.
+        """Wait until the log has all accepted batches of transactions, and their ends.
 
-        They are `closing`, so nothing is added. Failed writes do not count.
+        The transactions are `closing`, so nothing is added. Failed writes do not count.
         """
         while waiting := self._waiting(stream_id, range_indexes, txn_ids):
             await asyncio.wait(waiting)
@@ -232,10 +231,10 @@ class Stagings:
     def _maybe_repeat(
         self, number: StagedNumber, record_count: int, batch: memoryview
     ) -> PendingAppend | StagedRepeat | None:
-        """Return a batch that was accepted before; None for one that was not.
+        """Return the original of a repeat; None if the batch was not accepted before.
 
-        Raises TxnEndedError if the transaction ended, InvalidRequestError if the one before was
-        another batch.
+        Raises TxnEndedError if the transaction ended, InvalidRequestError if the original has other
+        content.
         """
         place = (number.stream_id, number.txn_id)
         if place in self._closing or self.known.is_ended(*place):
@@ -254,22 +253,21 @@ class Stagings:
         if found.record_count != record_count:
             raise invalid(
                 f"{number} had {counted(found.record_count, 'record')}, this one has"
-                f" {record_count}: two"
-                " transactions must not have the same id"
+                f" {record_count}: two transactions must not have the same id"
             )
         if isinstance(found, PendingAppend) and not are_same(found.batch, batch):
             raise other_content(number)
         return found
 
     def _check_next(self, number: StagedNumber) -> None:
-        """Raise WriterGapError unless a batch, no repeat, is the next one.
+        """Raise WriterGapError unless a batch that is not a repeat is the next one.
 
-        InvalidRequestError if there are as many already as can be published at once, ThrottledError
-        if it would be the first one and too much else is staged.
+        Raises InvalidRequestError if a transaction may have no more batches, ThrottledError for the
+        first batch of a transaction while too many others are open.
         """
         expected = self._next_sequence(number)
         if expected == 0 and original_of(number.txn_id) == number.txn_id:
-            self._check_room()  # a copy is of a decided batch, which must be published
+            self._check_room()  # not for a copy: its original is decided and must be published
         if number.sequence != expected:
             raise WriterGapError.of(
                 f"{number} was not staged: batch {expected} comes next",
@@ -282,7 +280,7 @@ class Stagings:
             )
 
     def _check_room(self) -> None:
-        if self._count_max >= self._stagings_max:
+        if self._count_max >= self._stagings_max:  # count only when the bound is reached
             self._count_max = len(self.known.stagings())
         if self._count_max >= self._stagings_max:
             raise ThrottledError.of(

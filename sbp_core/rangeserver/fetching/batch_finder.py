@@ -1,6 +1,6 @@
 """Find the batches that answer a FETCH, item by item (SPEC "FETCH").
 
-Nothing waits where the log has them in memory.
+A search does not leave the event loop if the log has the rows in memory.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ LATEST_OFFSET: Final = -1
 
 
 class Item(Struct, frozen=True):
-    """One request of a frame: batches of a range from an offset on, `max_bytes` of them.
+    """One request of a frame: batches of a range from an offset on, up to `max_bytes`.
 
-    With a `txn_id` those that are staged under it; `fetch_offset` counts these then. `selection`
-    says which columns and rows of them are wanted.
+    With a `txn_id` the staged batches of that transaction, which `fetch_offset` counts. `selection`
+    are the wanted columns and rows.
     """
 
     request_index: int
@@ -61,10 +61,10 @@ class Item(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """The answer to a request: where its batches are, and where the next ones begin.
+    """The answer to a request: the slots of its batches, and the next offset.
 
-    One that is not `is_ready` has less than the request waits for. `sent_bytes` are those of the
-    batches as they are sent, once they were read: columns or all records may be left out.
+    An answer that is not `is_ready` has less than the request waits for. `sent_bytes` is set after
+    the read: the bytes that are sent, without columns or records that are left out.
     """
 
     item: Item
@@ -77,15 +77,15 @@ class Answer(Struct, frozen=True):
 
     @property
     def length_bytes(self) -> int:
-        """Bytes of the batches: as they are stored, or sent if that is known."""
+        """Bytes of the batches as they are sent if that is known, else as they are stored."""
         if self.sent_bytes is not None:
             return self.sent_bytes
         return sum([slot.body_length for slot in self.slots])
 
     def cut_short(self, slot_count: int, error: LogError) -> Answer:
-        """Return the answer that ends after `slot_count` batches, the next of which is unreadable.
+        """Return the answer up to `slot_count` batches, because the next batch is unreadable.
 
-        If that is the first one, its status says so.
+        If the first batch is unreadable, the status says why.
         """
         if not slot_count:
             return failed(self.item, error)
@@ -96,7 +96,7 @@ class Answer(Struct, frozen=True):
         return replace(self, slots=slots, next_offset=next_offset)
 
     def result(self) -> FetchResult:
-        """Return what the header says of it."""
+        """Return the result for the header of the response."""
         return FetchResult(
             stream_id=self.item.stream_id,
             request_index=self.item.request_index,
@@ -108,30 +108,23 @@ class Answer(Struct, frozen=True):
 
 
 class Wanted(Struct, frozen=True):
-    """Which batches of a range: from the one that holds `offset` up to the bounds, at least one.
+    """Which batches of a range to find: from `offset` to `stop_offset`, at least one of them.
 
-    `next_offset` is the range's tail, `end_offset` the bound of the request, negative for none;
-    `max_bytes` counts bodies. With `staging` the offsets count the batches of that.
+    `max_bytes` counts bodies. With `staging` the offsets count the batches of that transaction.
     """
 
     key: RangeKey
     offset: int
-    next_offset: int
-    end_offset: int
+    stop_offset: int
     max_bytes: int
     staging: Staging | None = None
 
-    @property
-    def stop_offset(self) -> int:
-        """Offset of the first record that is not wanted."""
-        return self.next_offset if self.end_offset < 0 else min(self.end_offset, self.next_offset)
-
 
 def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> Item:
-    """Return what a FetchInfo asks for, with the defaults and within the limits.
+    """Return the request in a FetchInfo, with defaults and limits applied.
 
-    Its client reads batches of up to `batch_bytes_max`. Raises InvalidRequestError for filters
-    and projections that exceed the limits.
+    The client reads batches of up to `batch_bytes_max`. Raises InvalidRequestError for filters and
+    projections over the limits.
     """
     check_filters(info.filters)
     projections = info.projections[: limits.PROJECTIONS_PER_ITEM_MAX]
@@ -157,14 +150,14 @@ def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> I
 
 
 def response_of(answers: Sequence[Answer]) -> FetchResponse:
-    """Return the header of a frame that holds these answers."""
+    """Return the header of a frame with these answers."""
     return FetchResponse(
         fetch_responses=tuple([answer.result() for answer in answers]), status=SUCCESS
     )
 
 
 class BatchFinder:
-    """Finds batches in the ranges of `table`, which `log` holds, on `threads` if it takes those."""
+    """Finds batches in the ranges of `table`, in memory or on `threads`."""
 
     def __init__(self, table: RangeTable, log: Log, threads: ThreadPoolExecutor) -> None:
         self._table = table
@@ -172,23 +165,30 @@ class BatchFinder:
         self._threads = threads
 
     def at_tail(self, item: Item) -> Item:
-        """Replace "the tail" by the offset that it is at now, so that waiting makes sense."""
-        if item.fetch_offset != LATEST_OFFSET or not self._table.has_stream(item.stream_id):
+        """Replace "the tail" by the offset that it is at now, so that waiting makes sense.
+
+        An item whose stream cannot be read is returned as it is: its answer says why.
+        """
+        if item.fetch_offset != LATEST_OFFSET:
             return item
-        tail = self._table.range_at(item.stream_id, -1)
+        try:
+            tail = self._table.range_at(item.stream_id, -1)
+        except SbpError:
+            return item
         return replace(item, range_index=tail.range_index, fetch_offset=tail.next_offset)
 
     async def answer(self, item: Item, min_bytes: int) -> Answer:
         """Find the batches of a request, which waits for `min_bytes`; 0 does not wait.
 
-        If the range was trimmed or deleted during the search, the request is evaluated again.
+        The request is evaluated again if the range was trimmed or deleted during the search.
         """
         try:
             hosted, offset = self._locate(item)
             while True:
                 tail = hosted.next_offset
+                stop_offset = tail if item.end_offset < 0 else min(item.end_offset, tail)
                 try:
-                    wanted = Wanted(hosted.key, offset, tail, item.end_offset, item.max_bytes)
+                    wanted = Wanted(hosted.key, offset, stop_offset, item.max_bytes)
                     slots = await self._find(wanted)
                     break
                 except LogError:
@@ -209,27 +209,18 @@ class BatchFinder:
         return Answer(item, slots, next_offset, hosted.range_index, is_ready=is_ready)
 
     async def staged_answer(self, item: Item) -> Answer:
-        """Find what is staged. Nothing waits for more of it: at its end the answer is empty."""
-        key = (item.stream_id, item.range_index)
+        """Find staged batches. The answer at their end is empty: nothing waits for more."""
+        key, offset = (item.stream_id, item.range_index), item.fetch_offset
         try:
             staging = self._staging_for(item)
-            slots = await self._find(
-                Wanted(
-                    key,
-                    item.fetch_offset,
-                    staging.batch_count,
-                    -1,
-                    item.max_bytes,
-                    staging=staging,
-                )
-            )
-            slots = _readable(item, slots)
+            wanted = Wanted(key, offset, staging.batch_count, item.max_bytes, staging)
+            slots = _readable(item, await self._find(wanted))
         except SbpError as error:
             return failed(item, error)
-        return Answer(item, slots, item.fetch_offset + len(slots), item.range_index)
+        return Answer(item, slots, offset + len(slots), item.range_index)
 
     async def _find(self, wanted: Wanted) -> tuple[Slot, ...]:
-        """Return where batches are. Raises LogError when the first of them cannot be found."""
+        """Return the slots of batches. Raises LogError if the first cannot be found."""
         if wanted.offset >= wanted.stop_offset:
             return ()
         if wanted.staging is None and self._log.is_recent(wanted.key, wanted.offset):
@@ -238,7 +229,7 @@ class BatchFinder:
         return await loop.run_in_executor(self._threads, _collect_slots, self._log, wanted)
 
     def _locate(self, item: Item) -> tuple[HostedRange, int]:
-        """Return the range that serves the request, and its first offset."""
+        """Return the range that serves a request, and the first offset to read."""
         ranges = self._table.ranges_of(item.stream_id)
         ranges[0].receive(RangeInput.FETCH)
         offset = item.fetch_offset
@@ -259,10 +250,10 @@ class BatchFinder:
         )
 
     def _staging_for(self, item: Item) -> Staging:
-        """Return what a request for staged batches is answered from. Raises SbpError if none.
+        """Return the staging that a request asks for.
 
-        NotFoundError says that nothing is staged in a range that is here, RangeNotFoundError that
-        the range is not here.
+        Raises NotFoundError if nothing is staged in the range, RangeNotFoundError if the range is
+        not here.
         """
         if item.txn_id is None:
             raise invalid(
@@ -311,9 +302,9 @@ def _collect_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
 
 
 def _readable(item: Item, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-    """Return the batches in front of one that the client cannot read. Raises if that is the first.
+    """Return the batches before the first one that is too large for the client.
 
-    Raises UnsupportedError.
+    Raises UnsupportedError if there is none.
     """
     for at, slot in enumerate(slots):
         if slot.body_length > item.batch_bytes_max:

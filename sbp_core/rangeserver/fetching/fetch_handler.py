@@ -1,17 +1,15 @@
-"""FETCH: answer each stream as soon as it has enough, the rest when the wait is over.
+"""FETCH: answer each stream when it has enough, the rest when the wait is over (SPEC "FETCH").
 
-SPEC "FETCH".
+Every request of a frame is answered exactly once: when `min_bytes` of its stream are there, or its
+end offset or the end of a sealed range is reached, or `max_wait_ms` has passed. A waiting request
+holds memory. If other requests need the memory, it is answered at once, and the client may ask
+again.
 
-A request that waits holds memory. If other requests need that, it is answered at once with what
-there is; the client may ask again.
-
-Every request of a frame is answered exactly once: as soon as `min_bytes` of its stream are there,
-or its end offset or the end of a sealed range is reached, or `max_wait_ms` passed (then with what
-there is, perhaps nothing). Requests that are ready together share response frames of about
-FETCH_FRAME_BYTES; the next frame is read from disk when the socket has taken the one before it, so
-a slow reader holds little memory, however much it asked for. The rights are judged again after each
-wait, because a right may have been revoked. First it waits for room at the peer,
-then for its turn among all reads: no reader waits for a peer that does not read.
+Requests that are ready together share response frames of about FETCH_FRAME_BYTES. The next frame is
+read from the disk when the socket has taken the frame before it, so a slow reader holds little
+memory, however much it asked for. A frame waits first for room at the peer, then for its turn among
+all reads: no reader thread waits for a peer that does not read. Rights are judged again after each
+wait, because a right may have been revoked.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -58,7 +55,7 @@ _NOTHING: Final = Payload()
 
 
 class _Collected(Struct, frozen=True):
-    """The answers of a frame, the requests that go on waiting, and those not looked at yet."""
+    """The answers of a frame, the requests that wait on, and the requests not evaluated yet."""
 
     answers: list[Answer]
     unready: list[Item]
@@ -66,34 +63,19 @@ class _Collected(Struct, frozen=True):
 
 
 class _Frame(Struct, frozen=True):
-    """A response frame that is ready to be sent."""
+    """A response frame that is ready to send."""
 
     answers: Sequence[Answer]
     header: FetchResponse
     payload: Payload
 
     def response(self, *, is_end: bool) -> Response:
-        """Return the frame for a peer that has room for it."""
+        """Return the response for a peer that has reserved room for it."""
         return Response(self.header, self.payload, is_end, is_reserved=True)
 
 
-@dataclass(slots=True)
-class _Shared:
-    """The parts that all fetches of a server share; `sending_count` are about to send a frame."""
-
-    host: RangeHost
-    log: Log
-    waiters: StreamWaiters
-    finder: BatchFinder
-    reads: ReadScheduler
-    clock: Clock
-    metrics: Metrics
-    bounds: Bounds
-    sending_count: int = 0
-
-
 class FetchHandler:
-    """Serves FETCH."""
+    """Serves FETCH. All fetches of a server share its attributes."""
 
     def __init__(
         self,
@@ -106,25 +88,32 @@ class FetchHandler:
         metrics: Metrics,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
-        finder = BatchFinder(host.table, log, readers)
-        reads = ReadScheduler(readers, at_work_max=bounds.reads_at_work_max)
-        self._shared = _Shared(host, log, waiters, finder, reads, clock, metrics, bounds)
+        self.host = host
+        self.log = log
+        self.waiters = waiters
+        self.clock = clock
+        self.metrics = metrics
+        self.bounds = bounds
+        self.finder = BatchFinder(host.table, log, readers)
+        self.reads = ReadScheduler(readers, at_work_max=bounds.reads_at_work_max)
+        self.sending_count = 0
+        """Fetches that are about to send a frame."""
 
     async def __call__(self, call: ServerCall) -> Response | AsyncGenerator[Response]:
-        """Answer one FETCH frame. Raises InvalidRequestError when it has too many requests."""
-        began_at = self._shared.clock.monotonic()
-        return await _Fetch(self._shared, call, call.decode(FetchRequest), began_at).answer()
+        """Answer one FETCH frame. Raises InvalidRequestError for too many requests."""
+        began_at = self.clock.monotonic()
+        return await _Fetch(self, call, call.decode(FetchRequest), began_at).answer()
 
 
 class _Fetch:
-    """A FETCH frame in progress. It collects the answers that are ready, and sends them.
+    """A FETCH frame in progress: collects answers that are ready, and sends them.
 
-    Requests for staged batches are answered by a frame each, and do not wait.
+    A request for staged batches gets a frame of its own, and does not wait.
     """
 
     def __init__(
         self,
-        shared: _Shared,
+        shared: FetchHandler,
         call: ServerCall,
         request: FetchRequest,
         began_at: float,
@@ -146,19 +135,19 @@ class _Fetch:
         self._min_bytes = max(request.min_bytes, 1)
         wait_ms = min(max(request.max_wait_ms, 0), limits.FETCH_WAIT_MS_MAX)
         identity = call.peer.standing.identity
+        # A wait must not outlast the token that allowed it.
         if identity is not None and identity.expires_at_ms is not None:
             wait_ms = min(wait_ms, identity.expires_at_ms - shared.clock.wall_ms())
         self._give_up_at = shared.clock.monotonic() + wait_ms / 1000
         self._has_waited = False
-        """Whether time has passed since the rights of the caller were judged."""
+        """Whether the call has waited since the rights of the client were judged."""
 
     async def answer(self) -> Response | AsyncGenerator[Response]:
-        """Return the only frame, if all is ready and in memory, else as many as it takes."""
-        host, finder = self._shared.host, self._shared.finder
-        if lacking := host.lacking(self._places()):
-            await host.learn(lacking)
+        """Return a single frame if all is ready and in memory, else a generator of frames."""
+        shared = self._shared
+        await shared.host.learn([(item.stream_id, item.range_index) for item in self._waiting])
         if not self._is_staged:
-            self._waiting = list(map(finder.at_tail, self._waiting))
+            self._waiting = list(map(shared.finder.at_tail, self._waiting))
         found = await self._collect(self._min_bytes)
         if not found.unready and not found.rest:
             prompt = self._maybe_prompt(found.answers, is_end=True)
@@ -167,7 +156,7 @@ class _Fetch:
         return self._frames(found)
 
     async def _frames(self, found: _Collected) -> AsyncGenerator[Response]:
-        """Yield what was found first, and what is found later."""
+        """Yield frames with the first answers, and with later ones as they become ready."""
         changed: asyncio.Event | None = None
         unready: list[Item] = []
         is_last = False
@@ -184,12 +173,12 @@ class _Fetch:
                     else:
                         async with self._read(answers, is_end=is_end) as frame:
                             yield frame
-                    self._has_waited = True  # for the peer, which may read slowly
+                    self._has_waited = True  # the peer may have read slowly
                 if is_end:
                     return
                 if not found.rest:
                     self._waiting, unready = unready, []
-                    if changed is None:  # the batches committed before the watch began come first
+                    if changed is None:  # look once more: a commit may precede the watch
                         changed = watching.enter_context(self._watch())
                     else:
                         await self._wait(changed)
@@ -203,7 +192,7 @@ class _Fetch:
 
     @contextmanager
     def _watch(self) -> Iterator[asyncio.Event]:
-        """Watch the streams that wait; the wait ends early if others need the memory of it."""
+        """Watch the waiting streams. The wait ends early if other calls need its memory."""
         shared = self._shared
         with shared.waiters.watch([item.stream_id for item in self._waiting]) as changed:
 
@@ -222,12 +211,8 @@ class _Fetch:
         changed.clear()
         self._has_waited = True
 
-    def _places(self) -> list[tuple[int, int]]:
-        """Return the ranges to read, (stream id, range index)."""
-        return [(item.stream_id, item.range_index) for item in self._waiting]
-
     async def _allowed(self, answers: list[Answer]) -> list[Answer]:
-        """Return answers, with a refusal in place of what the caller may not read any longer."""
+        """Return answers, with refusals for streams that the client may not read any longer."""
         judge_again = self._call.judge_again
         if not self._has_waited or judge_again is None:
             return answers
@@ -238,10 +223,7 @@ class _Fetch:
         ]
 
     async def _collect(self, min_bytes: int) -> _Collected:
-        """Find the answers of the next frame.
-
-        A request waits for `min_bytes`; 0 does not wait.
-        """
+        """Find the answers of the next frame. A request waits for `min_bytes`; 0 does not wait."""
         finder = self._shared.finder
         items_per_turn = self._shared.bounds.fetch_items_per_turn
         count_max = 1 if self._is_staged else limits.RESULTS_PER_FRAME
@@ -265,7 +247,7 @@ class _Fetch:
         return _Collected(answers, unready)
 
     def _maybe_prompt(self, answers: list[Answer], *, is_end: bool) -> Response | None:
-        """Return a frame for which the disk need not be read; None if it has to wait its turn."""
+        """Return a frame that does not need the disk; None if the frame must wait for its turn."""
         if not any(answer.slots for answer in answers):
             self._count(answers)
             return Response(response_of(answers), is_end=is_end)
@@ -279,14 +261,14 @@ class _Fetch:
 
     @asynccontextmanager
     async def _read(self, answers: list[Answer], *, is_end: bool) -> AsyncIterator[Response]:
-        """Read the batches of a frame, which is sent in the body: the next read waits for that."""
+        """Read the batches of a frame. The block sends it, before the next read begins."""
         call, shared = self._call, self._shared
         shared.sending_count += 1
         try:
             async with call.peer.reserve(sum(answer.length_bytes for answer in answers)):
                 read = partial(self._maybe_read, answers, may_wait=True)
                 async with shared.reads.read(self._job(answers), read) as frame:
-                    assert frame is not None  # None only without `may_wait`
+                    assert frame is not None  # it is None only without `may_wait`
                     shared.metrics.reads["thread"] += 1
                     self._count(frame.answers)
                     yield frame.response(is_end=is_end)
@@ -294,7 +276,7 @@ class _Fetch:
             shared.sending_count -= 1
 
     def _may_send_at_once(self) -> bool:
-        """Whether a frame that is in memory need not wait for its turn."""
+        """Whether a frame in memory may be sent before its turn."""
         call = self._call
         shared = self._shared
         is_alone = shared.reads.is_idle and shared.sending_count < shared.bounds.reads_at_work_max
@@ -302,10 +284,10 @@ class _Fetch:
         return is_alone and has_room and not call.agreement.has_compression
 
     def _maybe_read(self, answers: Sequence[Answer], *, may_wait: bool) -> _Frame | None:
-        """Return the frame of answers; unless it `may_wait`, None if the disk has to be asked.
+        """Return the frame of answers; without `may_wait`, None if that needs the disk.
 
-        An answer ends before a batch that cannot be read, or says so. With `may_wait` this runs on
-        a reader thread; what is in memory is faster without one.
+        An answer ends before an unreadable batch, or has its error. With `may_wait` this runs on a
+        reader thread.
         """
         served: list[Answer] = []
         parts: list[SlotBodies] = []
@@ -330,7 +312,7 @@ class _Fetch:
         return _Frame(served, response_of(served), payload)
 
     def _job(self, answers: Sequence[Answer]) -> ReadJob:
-        """Return the job for the scheduler: a read of the tail only if all of it is in the tail."""
+        """Return the job for the scheduler: a tail read if all batches are in the tail."""
         first_position = min(each.slots[0].location.position for each in answers if each.slots)
         shared = self._shared
         is_tail = first_position >= shared.log.end_position - shared.bounds.tail_window_bytes

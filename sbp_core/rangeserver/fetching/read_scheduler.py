@@ -1,16 +1,15 @@
-"""Which read of the log is next, and how many run at a time.
+"""Schedule reads of the log: fair turns between classes, and a bounded number at a time.
 
-Classes take turns, in proportion to bytes: deficit round robin. A class is given READ_QUANTUM_BYTES
-for each of its turns and starts reads as long as that lasts; the rest, less than its next read
-needs, is kept for its next turn. So a read larger than a quantum comes about after a few turns, and
-no class waits for more than the turns of the others. A class is known only while it has reads
-waiting: one that comes back starts at the end of the round with nothing kept. Within a class reads
-are first come, first served. A call has one read at a time and a connection RESPONSES_RESERVED_MAX,
-so calls and connections take turns within a class as well.
+Classes take turns by bytes (deficit round robin). Each turn gives a class READ_QUANTUM_BYTES, and
+it starts reads while its credit lasts. The rest is kept for its next turn, so a read larger than a
+quantum starts after a few turns, and no class waits for more than a turn of each other class. A
+class without waiting reads is forgotten, and comes back at the end of the round without credit.
+Within a class reads are first come, first served. A call has one read at a time and a connection
+RESPONSES_RESERVED_MAX, so calls and connections take turns within a class as well.
 
-A read keeps its place until its response frame was handed to the socket: reading is the smaller
-part of what a frame costs, and so at most READS_AT_WORK_MAX frames lie in memory. Nothing may wait
-for a peer in such a place: see `ServerCall.reserve`.
+A read is at work until its response frame was handed to the socket: reading is the smaller part of
+the cost of a frame, and so at most READS_AT_WORK_MAX frames are in memory. A read at work must not
+wait for a peer (see `ServerCall.reserve`).
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from typing import Final, TypeVar
 from sbp_core import limits
 
 _SHARED: Final = "*"
-"""The isolation class of those beyond READ_CLASSES_MAX; no peer can name it."""
+"""The shared isolation class beyond READ_CLASSES_MAX classes. No peer can name it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadClass:
-    """Reads that share a turn: the tail reads, or the catch-up reads, of an isolation class."""
+    """Reads that share turns: the tail reads, or the catch-up reads, of an isolation class."""
 
     isolation: str
     is_tail: bool
@@ -39,34 +38,34 @@ class ReadClass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadJob:
-    """One read of the log that is to be answered in one frame. Each job is equal to itself only."""
+    """One read of the log for one frame. A job is equal to itself only."""
 
     read_class: ReadClass
     length_bytes: int
 
     @property
     def charge_bytes(self) -> int:
-        """Bytes that the class is charged for it."""
+        """Bytes that the class is charged for the job."""
         return max(self.length_bytes, limits.READ_CHARGE_BYTES_MIN)
 
 
 @dataclass(slots=True)
 class _Backlog:
-    """The jobs of a class, the oldest first, and the bytes that it may still read in its turn."""
+    """The jobs of a class, the oldest first, and its credit in this turn."""
 
     credit_bytes: int
     jobs: OrderedDict[ReadJob, None] = field(default_factory=OrderedDict)
 
 
 class ReadQueue:
-    """Jobs that wait for their turn. It needs no clock, thread or event loop."""
+    """Jobs that wait for their turn. Needs no clock, thread or event loop."""
 
     def __init__(self) -> None:
         self._classes: OrderedDict[ReadClass, _Backlog] = OrderedDict()
-        """By turn: the first one has it."""
+        """In the order of turns: it is the turn of the first."""
 
     def push(self, job: ReadJob) -> None:
-        """Let a job wait."""
+        """Add a job."""
         key = job.read_class
         if key not in self._classes and len(self._classes) >= limits.READ_CLASSES_MAX:
             key = _shared(key)
@@ -75,7 +74,7 @@ class ReadQueue:
         self._classes[key].jobs[job] = None
 
     def maybe_pop(self) -> ReadJob | None:
-        """Take out the job whose turn it is; None when none waits."""
+        """Remove and return the job whose turn it is; None if no job waits."""
         while self._classes:
             key, backlog = next(iter(self._classes.items()))
             job = next(iter(backlog.jobs))
@@ -88,7 +87,7 @@ class ReadQueue:
         return None
 
     def remove(self, job: ReadJob) -> bool:
-        """Take out a job that waits; False if it does not."""
+        """Remove a waiting job; return False if it does not wait."""
         for key in (job.read_class, _shared(job.read_class)):
             backlog = self._classes.get(key)
             if backlog is not None and job in backlog.jobs:
@@ -123,10 +122,10 @@ class ReadScheduler:
 
     @asynccontextmanager
     async def read(self, job: ReadJob, read: Callable[[], T]) -> AsyncIterator[T]:
-        """Run `read` on a thread when it is the turn of `job`; give what it returned.
+        """Run `read` on a thread when it is the turn of `job`; yield its result.
 
-        The next job begins when the body is over, or when this task is cancelled, though then the
-        thread may be busy for a while yet. Exceptions of `read` are raised.
+        The next job begins when the block ends, or when this task is cancelled, though the thread
+        may be busy for a while then. Exceptions of `read` are raised.
         """
         loop = asyncio.get_running_loop()
         turn = self._turns[job] = loop.create_future()
@@ -147,5 +146,5 @@ class ReadScheduler:
             if job is None:
                 return
             self._at_work_count += 1
-            if not self._turns[job].done():  # cancelled, it gives its place back by itself
+            if not self._turns[job].done():  # else it was cancelled, and ends in `read`
                 self._turns[job].set_result(None)

@@ -1,11 +1,11 @@
-"""Disk space: appends are refused before the disk is full, and what is dead is freed.
+"""Disk space: refuse appends before the disk is full, and free dead batches.
 
 A log that meets the end of its disk cannot go on, so DiskSpace refuses appends before that.
 
-The cleaner frees full segments only. So SpaceFreer lets the log go on in a new segment when most of
-the open one was trimmed or deleted. On a disk without room for appends, where the open segment
-would never become full, it does so where that frees only a little, and segments are rewritten
-there, too. If nothing else is left on the disk, the reserve is for the entries of deletions.
+The cleaner frees full segments only. So SpaceFreer ends the active segment when most of it was
+trimmed or deleted. On a disk without room for appends the active segment would never become full:
+there it is ended, and segments are rewritten, even if that frees only a little. The reserve has the
+room for that, and for the entries of deletions.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from sbp_core.server.runtime import Clock
 
 _LOG: Final = logging.getLogger(__name__)
 _DEAD_BYTES_MIN: Final = 16 * limits.MIB
-"""Trimmed and deleted bytes for which the open segment is ended, where its disk has space."""
+"""Dead bytes for which the active segment is ended on a disk with space."""
 
 
 class DiskSpace:
-    """Refuses appends while there would be less than `floor_bytes` left of the disk of `folder`.
+    """Refuses appends that would leave less than `floor_bytes` on the disk of `folder`.
 
-    The free space is read by `measure`, for the metrics, and every DISK_LOOK_INTERVAL_MS while
-    appends arrive; nothing waits for that. In between the bytes of admitted appends are subtracted,
-    and so are `pending_bytes`, which the log has not written yet. The first refusal is logged, and
-    so is the reading that finds space for an append of `append_bytes_max` again.
+    `measure` reads the free space, for the metrics, and every DISK_LOOK_INTERVAL_MS while appends
+    arrive; no append waits for it. In between the bytes of admitted appends are subtracted, and
+    `pending_bytes`, which the log has not written yet. The first refusal is logged, and the first
+    reading afterwards with space for an append of `append_bytes_max`.
     """
 
     def __init__(
@@ -55,53 +55,49 @@ class DiskSpace:
         self._folder = folder
         self.floor_bytes = floor_bytes
         self.lent_bytes = 0
-        """Free bytes that were released from the reserve for cleaning: not for appends."""
+        """Bytes that the reserve released for the cleaner. Appends must not take them."""
         self._probe = probe
         self._clock = clock
         self._threads = threads
         self._pending_bytes = pending_bytes
         self._append_bytes_max = append_bytes_max
-        self._free_bytes: int | None = None
+        self.free_bytes: int | None = None
+        """The free space at the last reading; None before."""
         self._admitted_bytes = 0
         self._written_bytes = 0
-        """Admitted bytes that were on the disk when the free space was read."""
+        """Admitted bytes that were on the disk at the last reading."""
         self.is_refusing = False
-        """Whether an append was refused, and there has been no room since for the longest one."""
+        """Whether an append was refused, and the longest append has had no room since."""
         self._looked_at = clock.monotonic()
         self._look: asyncio.Task[None] | None = None
 
     @property
-    def free_bytes(self) -> int | None:
-        """The free space when it was last read; None before."""
-        return self._free_bytes
-
-    @property
     def is_short(self) -> bool:
-        """Whether an append may be refused that is as long as one may be."""
+        """Whether the longest append would be refused."""
         left = self._left_bytes
         return left is not None and left < self.floor_bytes + self._append_bytes_max
 
     @property
     def _left_bytes(self) -> int | None:
-        """The free space when it was last read, less the bytes admitted since."""
-        if self._free_bytes is None:
+        """The free space at the last reading, less the bytes admitted since."""
+        if self.free_bytes is None:
             return None
-        return self._free_bytes - (self._admitted_bytes - self._written_bytes)
+        return self.free_bytes - (self._admitted_bytes - self._written_bytes)
 
     async def measure(self) -> int:
-        """Return the free space in bytes. Raises OSError."""
+        """Read and return the free space in bytes. Raises OSError."""
         self._looked_at = self._clock.monotonic()
         written = self._admitted_bytes - self._pending_bytes()
         loop = asyncio.get_running_loop()
         free = await loop.run_in_executor(self._threads, self._probe.disk_free_bytes, self._folder)
-        self._free_bytes, self._written_bytes = free, written
+        self.free_bytes, self._written_bytes = free, written
         if self.is_refusing and not self.is_short:
             self.is_refusing = False
             _LOG.warning("appends accepted again folder=%s: the disk has free space", self._folder)
         return free
 
     async def refresh(self) -> None:
-        """Read the free space; on failure the last known one stays."""
+        """Read the free space; after a failure the last reading stays."""
         try:
             await self.measure()
         except OSError as error:
@@ -131,10 +127,10 @@ class DiskSpace:
 
 
 class SpaceFreer:
-    """Frees what is dead in one log, and merges small batches.
+    """Frees dead batches of one log, and merges small ones.
 
-    It belongs to one thread; `stop` may be called from any. `free_bytes` returns the free space on
-    the disk of the log; it raises OSError.
+    It belongs to one thread; `stop` may be called from any thread. `free_bytes` returns the free
+    space on the disk of the log, and raises OSError.
     """
 
     def __init__(self, log: Log, free_bytes: Callable[[], int], disk_space: DiskSpace) -> None:
@@ -144,12 +140,12 @@ class SpaceFreer:
         self._cleaner = Cleaner(log, merge_batches)
         self._reserve = SpaceReserve(log.disk, log.directory, limits.LOG_RESERVE_BYTES)
         self._not_worth_it = -1, 0.0
-        """Log position up to which too little of the open segment was dead, and by which share."""
+        """Log position and live share at the last look that found too little to free."""
         self.is_stuck = False
-        """Whether there is too little room to free what is trimmed or deleted."""
+        """Whether there is too little room to free dead batches."""
 
     def keep_reserve(self) -> None:
-        """Reserve the space that it needs to free more, if it is not reserved yet."""
+        """Allocate the reserve, if it is not allocated."""
         self._reserve.keep()
         self._disk_space.lent_bytes = 0
 
@@ -158,9 +154,9 @@ class SpaceFreer:
         self._cleaner.stop()
 
     def free(self, *, is_short: bool, has_removals: bool) -> Cleaned:
-        """Free what can be freed; with `is_short`, as much as possible. Raises LogError.
+        """Free what can be freed; as much as possible if `is_short`. Raises LogError.
 
-        `has_removals`: something was trimmed or deleted since the last time.
+        `has_removals`: something was trimmed or deleted since the last call.
         """
         if not is_short:
             if has_removals:
@@ -173,9 +169,9 @@ class SpaceFreer:
         return self._cleaner.clean(limits.CLEAN_LIVE_SHARE_SHORT_MAX, self._room())
 
     def _end_open_segment(self, live_share_max: float, dead_bytes_min: int) -> None:
-        """Let the open segment become a full one if enough of it is dead.
+        """End the active segment if enough of it is dead.
 
-        Never without room for the next one: a log that cannot go on in it is dead.
+        The next segment must have room: a log that cannot go on in it is dead.
         """
         looked_at = self._log.end_position, live_share_max
         if looked_at == self._not_worth_it:
@@ -208,7 +204,7 @@ class SpaceFreer:
         )
 
     def _lend_reserve(self, below_bytes: int) -> None:
-        """Give the reserve back for a while, if less is left. Appends must not take it."""
+        """Release the reserve for the cleaner if less than `below_bytes` is left."""
         if self._room() < below_bytes:
             self._disk_space.lent_bytes = limits.LOG_RESERVE_BYTES
             self._reserve.release()

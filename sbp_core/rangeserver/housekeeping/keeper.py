@@ -1,9 +1,9 @@
 """Periodic work: trim by retention, drop dead transactions, free disk space.
 
-The placement driver knows how long a stream is kept, the log how old its batches are. A trim is
-durable here before it is reported to the placement driver, and reported again until that has
-recorded it. A stream that the placement driver does not know is left alone. Dead transactions are
-dropped by `StagedSweep` (appending/end_txn.py).
+The placement driver knows the retention of a stream, the log the age of its batches. A trim is
+durable here before it is reported to the placement driver, and is reported again until the
+placement driver has recorded it. A stream that the placement driver does not know is left alone.
+`StagedSweep` (appending/end_txn.py) drops dead transactions.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from sbp_core.server.runtime import Clock, LogTally, cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
 _LOG_INTERVAL_MS: Final = 1_800_000
-"""Between lines of the log about what retention and the cleaner did."""
+"""Pause between two log lines about retention, or about the cleaner."""
 
 
 class Housekeeping:
-    """Runs from its making until `stop`, one round every `interval_ms`.
+    """Runs from its construction until `stop`, one round every `interval_ms`.
 
-    A round comes sooner after something was trimmed or deleted, and while the disk is short.
+    A round comes sooner after a trim or deletion, and while the disk is short of space.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Housekeeping:
         self._source = source
         self.freer = freer
         self.cleaned = Cleaned()
-        """The results of all rounds since the start."""
+        """The sum of all rounds since the start."""
         self.trim_count = 0
-        """Trims by retention since the start."""
+        """Number of trims by retention since the start."""
         self._clock = clock
         self._retained_at = clock.monotonic()
-        """When the last round of retention by age as well as size succeeded, or the start."""
+        """Time of the last successful round of retention by age and size, or of the start."""
         self.stream_bytes: dict[int, int] = {}
-        """Bytes of streams in the log, by id: those that `measured` returned in the last round."""
+        """Bytes in the log of the streams that `measured` returned in the last round."""
         self._measured = measured
         self._measure_at = 0.0
         self._disk_space = disk_space
@@ -86,7 +86,7 @@ class Housekeeping:
         self._interval_ms = interval_ms
         self._bounds = bounds
         self._cleaned_count = -1
-        """How much was removed before the last cleaning, by `RangeHost.removal_count`."""
+        """`RangeHost.removal_count` at the last cleaning."""
         self._trims = LogTally(clock, _LOG_INTERVAL_MS)
         self._cleanings = LogTally(clock, _LOG_INTERVAL_MS)
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-cleaner")
@@ -94,12 +94,12 @@ class Housekeeping:
 
     @property
     def overdue_seconds(self) -> float:
-        """How long retention by age has been due, 0 if it is not."""
+        """How long a round of retention by age has been overdue, or 0."""
         due_at = self._retained_at + self._interval_ms / 1000
         return max(0.0, self._clock.monotonic() - due_at)
 
     async def stop(self) -> None:
-        """End; a segment that is being cleaned stays as it was."""
+        """Stop; a segment that is being cleaned stays as it was."""
         self.freer.stop()
         await cancel_all([self._task])
         await asyncio.to_thread(self._thread.shutdown)
@@ -137,7 +137,7 @@ class Housekeeping:
     async def _pause(self) -> None:
         """Wait for the next round: only briefly while the disk is short of space.
 
-        The clock is looked at in every step, so that its time is remembered if rounds are rare.
+        Each step reads the clock, so that its time is remembered even if rounds are rare.
         """
         waited_ms = 0
         while waited_ms < self._interval_ms:
@@ -150,7 +150,7 @@ class Housekeeping:
             await self._look_at_clock()
 
     async def _look_at_clock(self) -> int | None:
-        """Return the time as `SteadyTime` does."""
+        """Read the clock as `SteadyTime` does, on the thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._time.maybe_now_ms)
 
@@ -173,9 +173,9 @@ class Housekeeping:
         await self._report(list(limited))
 
     async def _measure(self) -> None:
-        """Look how much room streams take; a stream whose log cannot be read is left out."""
+        """Measure the bytes of streams; a stream that cannot be read is left out."""
         now = self._clock.monotonic()
-        if now < self._measure_at:  # rounds that come sooner are about disk space
+        if now < self._measure_at:  # rounds that come early are about disk space
             return
         self._measure_at = now + self._interval_ms / 1000
         ranges: dict[int, list[HostedRange]] = {}
@@ -195,7 +195,7 @@ class Housekeeping:
         return sum(self._log.bytes_from(each.key, each.start_offset) for each in ranges)
 
     async def _find_retentions(self) -> dict[int, Retention]:
-        """Return how long streams are kept, and refuse those whose ids the PD gave to others."""
+        """Return the retention of streams; streams whose ids the PD gave to others are refused."""
         table = self._host.table
         live = table.live_streams()
         found = await self._source.find_retentions(live) if live else {}
@@ -208,9 +208,9 @@ class Housekeeping:
         streams: Sequence[tuple[list[HostedRange], Retention]],
         now_ms: int | None,
     ) -> dict[int, int]:
-        """Return where streams should begin, of those that hold more. Runs on the thread.
+        """Return the new start of each stream that must be trimmed. Runs on the thread.
 
-        While the time is not known for sure, nothing goes for its age.
+        While the clock is not believed, nothing is trimmed for its age.
         """
         offsets: dict[int, int] = {}
         for ranges, retention in streams:
@@ -237,7 +237,7 @@ class Housekeeping:
         return expired_below(held, batches, retention, now_ms)
 
     async def _trim(self, stream_id: int, offset: int) -> bool:
-        """Trim a stream; return whether that was done."""
+        """Trim a stream; return whether that succeeded."""
         try:
             await self._host.trim(stream_id, offset)
         except SbpError as error:
@@ -249,22 +249,18 @@ class Housekeeping:
         return False
 
     async def _report(self, stream_ids: Sequence[int]) -> None:
-        """Report where streams begin in ranges that the placement driver lets begin before."""
+        """Report the starts of streams that are higher than the placement driver knows."""
         offsets: dict[int, int] = {}
-        for each in await self._source.list_hosted_ranges(stream_ids):
-            placed = each.stream_range
-            if not self._host.table.has_range(placed.stream_id, placed.range_index):
-                continue
-            hosted = self._host.table.range_at(placed.stream_id, placed.range_index)
-            if hosted.start_offset > placed.start_offset:
-                known = offsets.get(placed.stream_id, 0)
-                offsets[placed.stream_id] = max(known, hosted.start_offset)
+        for key, placed in (await self._source.list_hosted_ranges(stream_ids)).items():
+            hosted = self._host.table.maybe_range(key)
+            if hosted is not None and hosted.start_offset > placed.stream_range.start_offset:
+                offsets[key[0]] = max(offsets.get(key[0], 0), hosted.start_offset)
         if offsets:
             await self._source.report_trims(offsets)
 
     @property
     def _has_removals(self) -> bool:
-        """Whether something was trimmed or deleted since it was cleaned up last."""
+        """Whether something was trimmed or deleted since the last cleaning."""
         return self._host.removal_count != self._cleaned_count
 
     async def _clean(self) -> None:
@@ -275,7 +271,7 @@ class Housekeeping:
             is_short=self._disk_space.is_short,
             has_removals=self._has_removals,
         )
-        removal_count = self._host.removal_count
+        removal_count = self._host.removal_count  # read first: removals meanwhile count later
         cleaned = await loop.run_in_executor(self._thread, free)
         self._cleaned_count = removal_count
         await self._disk_space.refresh()
@@ -286,9 +282,9 @@ class Housekeeping:
 
 
 class LogNotes:
-    """Notes beside the log, now and then, how far it is synced (see log/boundaries.py).
+    """Writes the high-water mark of the log at intervals (log/boundaries.py), until `stop`.
 
-    Runs from its making until `stop`. Appends never wait for it.
+    Appends never wait for it.
     """
 
     def __init__(self, high_water: HighWaterKeeper) -> None:
@@ -296,7 +292,7 @@ class LogNotes:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """End after the note that is being written."""
+        """Stop after the mark that is being written."""
         await cancel_all([self._task])
 
     async def _run(self) -> None:

@@ -1,15 +1,13 @@
-"""How long records are kept: pure policy over the batches of the log, and a clock it can trust.
+"""Retention: decide which records may go, by a clock that can be trusted.
 
-Records that are removed for their age cannot be brought back, and a wall clock may be wrong: a bad
-time server, a dead battery, an operator. So the wall clock decides only after it has kept pace with
-the monotonic clock for CLOCK_EVEN_MS, give or take CLOCK_LEAP_MS. Looks at it do not count, only
-time: a server that looks often would believe it within seconds.
+Records that were removed for their age cannot be brought back, and a wall clock may be wrong: a bad
+time server, a dead battery, an operator. So the wall clock counts only after it has kept pace with
+the monotonic clock for CLOCK_EVEN_MS, give or take CLOCK_LEAP_MS.
 
-`clock.json` remembers across restarts what the wall clock last showed, and for how long it had gone
-evenly. A server that starts with a clock at or after that, by CLOCK_GAP_MS at most, goes on from
-there, or a server that is restarted often would never remove anything. With any other clock, or
-without the file, the time begins again: a server that starts with a wrong clock removes nothing
-before an operator had the same time to notice.
+`clock.json` remembers across restarts the last wall clock, and for how long it had gone evenly. If
+the clock at a start is at most CLOCK_GAP_MS after it, the even time goes on: otherwise a server
+that restarts often would never remove anything. With any other clock, or without the file, the even
+time begins again: after a start with a wrong clock an operator has that time to notice.
 """
 
 from __future__ import annotations
@@ -29,16 +27,16 @@ from sbp_core.server.runtime import Clock
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long the records of a stream are kept, and how many bytes of them; 0 is no limit."""
+    """The retention of a stream by age and by bytes; 0 is no limit."""
 
     period_ms: int = 0
     size_bytes: int = 0
     created_at_ms: int = -1
-    """When the stream was created, which distinguishes it from another one with the same id."""
+    """Creation time of the stream. It tells streams with the same id apart."""
 
     @property
     def is_for_ever(self) -> bool:
-        """Whether nothing ever goes."""
+        """Whether there is no limit."""
         return not self.period_ms and not self.size_bytes
 
 
@@ -54,9 +52,9 @@ class Held:
 def expired_below(held: Held, batches: Iterable[Slot], retention: Retention, now_ms: int) -> int:
     """Return the offset below which the records of a stream may go.
 
-    `batches` are all that the server holds, oldest first; only those that may go are read, and one
-    more. A batch goes when its time is over, or while all that are left exceed the size; what is
-    newer than a batch that stays, stays. The newest batch never goes for its size.
+    `batches` are all batches here, oldest first; the function reads up to the first that stays. A
+    batch goes if it is too old, or while the remaining batches exceed the size. The newest batch
+    never goes for the size.
     """
     offset, left_bytes = held.start_offset, held.size_bytes
     for batch in batches:
@@ -78,10 +76,10 @@ _LOG: Final = logging.getLogger(__name__)
 
 CLOCK_NAME: Final = "clock.json"
 CLOCK_GAP_MS: Final = 600_000
-"""A wall clock further ahead of what it showed in the run before has to go evenly again. After a
-restart with a wrong clock, records may go too early by that much."""
+"""A wall clock that is further ahead at a start must go evenly again. After a restart with a wrong
+clock, records may go too early by that much."""
 _NOTE_INTERVAL_MS: Final = 30_000
-"""Between two writes of what the clock shows."""
+"""Pause between two writes of the clock's note."""
 
 
 class ClockNote:
@@ -92,7 +90,7 @@ class ClockNote:
         self._disk = disk
 
     def even_ms(self, now_ms: int) -> int:
-        """Return how long the clock had gone evenly, 0 unless `now_ms` follows what it showed."""
+        """Return how long the clock had gone evenly, 0 if `now_ms` does not follow the note."""
         noted = maybe_note(self._path, {"wall_ms": int, "even_ms": int})
         if noted is None:
             return 0
@@ -100,15 +98,15 @@ class ClockNote:
         return noted["even_ms"] if -limits.CLOCK_LEAP_MS <= gone_ms <= CLOCK_GAP_MS else 0
 
     def write(self, now_ms: int, even_ms: int) -> None:
-        """Note what the clock shows, and for how long it has gone evenly."""
+        """Write the wall clock, and for how long it has gone evenly."""
         write_note(self._disk, self._path, {"wall_ms": now_ms, "even_ms": even_ms})
 
 
 class SteadyTime:
-    """The wall clock, believed once it has gone evenly; one thread uses it at a time.
+    """The wall clock, believed after it has gone evenly. One thread may use it at a time.
 
-    `newest_ms` is the latest time that this server's log knows, 0 if none. A clock that is far from
-    it when the server starts is logged, unless it follows the `note` of the run before.
+    `newest_ms` is the latest time in the log, 0 if none. A clock that is far from it at the start
+    is logged, unless it follows the `note` of the previous run.
     """
 
     def __init__(
@@ -124,14 +122,14 @@ class SteadyTime:
         self._newest_ms = newest_ms
         self._note = note
         self._note_at_ms = 0
-        """When the clock is noted next, by the monotonic clock."""
+        """Time of the next note, by the monotonic clock."""
         self._ahead_ms: int | None = None
         """How far the wall clock was ahead of the monotonic one at `_since_ms`."""
         self._since_ms = 0
         self._is_believed = False
 
     def maybe_now_ms(self) -> int | None:
-        """Return the wall clock, in ms since the epoch, None while it is not believed.
+        """Return the wall clock in ms since the epoch, None while it is not believed.
 
         May wait for the disk.
         """
@@ -154,7 +152,7 @@ class SteadyTime:
             )
             self._begin(monotonic_ms, ahead_ms)
         elif monotonic_ms - self._since_ms >= self._even_ms:
-            # From here on it is compared with what it is now: clocks are adjusted all the time.
+            # Later looks compare with the present difference, because clocks are adjusted slowly.
             self._begin(monotonic_ms, ahead_ms, is_believed=True)
         self._remember(now_ms, monotonic_ms)
         return now_ms if self._is_believed else None

@@ -1,13 +1,13 @@
-"""Copying what a replica lacks from another server: READ_ENTRIES, both ends.
+"""Copy missing entries or records of a range from another server: READ_ENTRIES, both ends.
 
-A copy that is shorter appends the entries that it lacks, by number and digest. No server may have
-them any more: the cleaner drops entries of settled ranges, and the first segments go when what is
-in them is trimmed. Then the *records* of the range are copied, and what is still staged in it. Only
-a replica that has settled the range with the same digest, and is whole, answers that. Each entry
-has its checksum, and their offsets go on without a gap up to the decided end.
+A copy that is too short appends its missing entries, by number and digest. Maybe no server has them
+any more: the cleaner drops entries of settled ranges, and removes the first segments when all in
+them is trimmed. Then the *records* of the range are copied, and the batches that are still staged
+in it. Only a whole replica that has settled the range with the same digest sends records. Each has
+its checksum, and the offsets go on without a gap up to the decided end.
 
-Such a copy has no numbers until it is settled. If it is interrupted, it goes on behind the last
-record, and what is staged is sent again.
+Copied records have no numbers until the range is settled. An interrupted copy goes on behind the
+last record, and staged batches are sent again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.client.types import Connecting
@@ -36,7 +36,7 @@ from sbp_core.log.entry import Entry
 from sbp_core.log.mending import DamagedEntry
 from sbp_core.log.portable import encode_portable
 from sbp_core.log.segment_rows import Slot
-from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState, prefix_of
 from sbp_core.log.states.replicated_entries import copied_entry, copy_begun_entry, settled_entry
 from sbp_core.log.states.staged_states import staged_entry
 from sbp_core.peers.links import Links
@@ -61,15 +61,24 @@ from sbp_core.wire.status import SUCCESS
 _LOG: Final = logging.getLogger(__name__)
 
 _SILENT_SECONDS: Final = 30.0
-"""How long a server that did not answer is asked last."""
+"""For how long a server that did not answer is asked last."""
 _UNREACHABLE: Final = (TransportError, DeadlineExceededError)
 
+
+class _Wanted(NamedTuple):
+    """The fields of READ_ENTRIES: entries by number, or records if `from_offset` is not -1."""
+
+    after_seq: int
+    upto_seq: int
+    from_offset: int = -1
+
+
 _Read = Callable[[str], Coroutine[Any, Any, None]]
-"""Appends what the server at an address has."""
+"""Reads from the server at an address. Raises SbpError."""
 
 
 class Copier:
-    """Appends to copies of this server what they lack, unless its disk is full: `admit` says so."""
+    """Completes the copies of this server. `admit` raises if the disk is full."""
 
     def __init__(
         self,
@@ -89,16 +98,16 @@ class Copier:
         self._links = Links(Connecting(tls=tls))
         self._loop = asyncio.get_running_loop()
         self._silent_at: dict[str, float] = {}
-        """By address: when a server did not answer that has not since."""
+        """Time of the last failure, by address of a server that has not answered since."""
 
     async def stop(self) -> None:
         """Close the connections."""
         await self._links.close()
 
     async def complete(self, hosted: HostedRange, where: StreamRange) -> Entry:
-        """Append what a fenced copy lacks; return the entry that settles it.
+        """Append the entries that a fenced copy lacks; return the entry that settles it.
 
-        Its entries, or its records if no server has all of its entries. Raises SbpError.
+        Copies records instead if no server has all entries. Raises SbpError.
         """
         end = Prefix(where.end_seq, bytes(where.end_digest))
         error: SbpError | None = None
@@ -110,13 +119,13 @@ class Copier:
                 )
             if error is None and self._logged(hosted).prefix != end:
                 error = LogCorruptionError(
-                    f"the first {end.seq} entries of this copy are not those with which its range"
-                    " ended"
+                    f"the first {end.seq} entries of this copy differ from the decided entries of"
+                    " its range"
                 )
             if error is None:
                 return settled_entry(hosted.key, where.end_offset, end)
-            # Nothing is put behind entries that are not of the range; and appends may wait for the
-            # decision about the entries of a range that was led.
+            # Records must not follow entries of another history. And appends may wait for the
+            # entries of a range that was led here: a copy of records would not decide them.
             if isinstance(error, LogCorruptionError) or hosted.is_led:
                 raise error
         failure = await self._from_any(where, lambda each: self._read_records(hosted, where, each))
@@ -129,15 +138,15 @@ class Copier:
         return copied_entry(hosted.key, where.end_offset, end)
 
     async def find_body(self, damaged: DamagedEntry, where: StreamRange) -> tuple[Buffer, ...]:
-        """Return what the body of a damaged entry may have been, from another replica.
+        """Return the body of a damaged entry from another replica, if its checksum fits.
 
-        By its number; a batch of a settled range also by its offset. Raises SbpError.
+        The entry is found by number, a batch of a settled range also by offset. Raises SbpError.
         """
         header, key = damaged.header, (where.stream_id, where.range_index)
         assert header is not None
-        asked = [(damaged.seq - 1, damaged.seq, -1)] if damaged.seq else []
+        asked = [_Wanted(damaged.seq - 1, damaged.seq)] if damaged.seq else []
         if header.kind is EntryKind.BATCH and where.end_seq >= 0:
-            asked.append((0, where.end_seq, header.base_offset))
+            asked.append(_Wanted(0, where.end_seq, header.base_offset))
         found: list[Entry] = []
 
         async def read(address: str) -> None:
@@ -159,7 +168,7 @@ class Copier:
         return _body(found[0])
 
     async def _from_any(self, where: StreamRange, read: _Read) -> SbpError | None:
-        """Let each of the other servers be read from, until one has all; return why none had."""
+        """Read from the other servers, until one succeeds; return the error if none does."""
         errors: list[SbpError] = [LogError("no other server has a copy of the range")]
         for address in self._others(where):
             try:
@@ -174,10 +183,10 @@ class Copier:
         return max(reversed(errors), key=_weight)
 
     def _others(self, where: StreamRange) -> list[str]:
-        """Return where the other servers of a range are, the one to ask first in front.
+        """Return the addresses of the other servers of a range, in the order to ask them.
 
-        The primary comes last: often it was lost, and it may take all of its time to answer. So do
-        servers that have not answered lately.
+        The primary comes last: often it was lost, and a request to it takes the whole timeout. So
+        do servers that have not answered lately.
         """
         addresses = [
             each.server.advertise_addr or ""
@@ -188,13 +197,13 @@ class Copier:
         return sorted(addresses, key=lambda each: self._silent_at.get(each, since) > since)
 
     async def _read_entries(self, hosted: HostedRange, end: Prefix, address: str) -> None:
-        """Append entries of a server up to `end`, behind those that are here."""
-        have = self._logged(hosted).prefix or Prefix()
+        """Append the missing entries up to `end` from a server."""
+        have = prefix_of(self._logged(hosted))
         while have.seq < end.seq:
-            response, entries = await self._ask(address, hosted.key, (have.seq, end.seq, -1))
+            response, entries = await self._ask(address, hosted.key, _Wanted(have.seq, end.seq))
             if bytes(response.before_digest) != have.digest:
                 raise LogCorruptionError(
-                    f"the first {have.seq} entries of the copy at {address} are not those here"
+                    f"the first {have.seq} entries of the copy at {address} differ from those here"
                 )
             if not entries or len(entries) > end.seq - have.seq:
                 raise ProtocolError(f"{address} answers with {len(entries)} entries")
@@ -203,7 +212,7 @@ class Copier:
             have = hosted.durable
 
     async def _read_records(self, hosted: HostedRange, where: StreamRange, address: str) -> None:
-        """Append the records of a server behind those that are here, then what is staged."""
+        """Append the missing records from a server, then its staged batches."""
         is_begun = False
         while not is_begun or self._logged(hosted).next_offset < where.end_offset:
             offset = self._logged(hosted).next_offset
@@ -242,12 +251,12 @@ class Copier:
     async def _ask_settled(
         self, hosted: HostedRange, where: StreamRange, address: str, after: int, from_offset: int
     ) -> tuple[ReadEntriesResponse, list[Entry]]:
-        """Return what a replica answers that has settled the range as it was decided."""
-        asked = (after, where.end_seq, from_offset)
-        response, entries = await self._ask(address, hosted.key, asked)
+        """Ask a replica for records. Raises LogError unless it settled the range as decided."""
+        wanted = _Wanted(after, where.end_seq, from_offset)
+        response, entries = await self._ask(address, hosted.key, wanted)
         if bytes(response.end_digest) != bytes(where.end_digest):
             raise LogError(
-                f"the copy at {address} does not end as was decided, or sends no records"
+                f"the copy at {address} does not have the decided end, or sends no records"
             )
         return response, entries
 
@@ -255,23 +264,16 @@ class Copier:
         self,
         address: str,
         key: RangeKey,
-        asked: tuple[int, int, int],
+        wanted: _Wanted,
         bytes_max: int = limits.REPLICATE_FRAME_BYTES,
     ) -> tuple[ReadEntriesResponse, list[Entry]]:
-        """Return an answer to READ_ENTRIES for `asked`: after_seq, upto_seq and from_offset."""
-        after_seq, upto_seq, from_offset = asked
+        """Return a server's answer to READ_ENTRIES."""
         return await read_entries(
-            self._links,
-            address,
-            key,
-            after_seq=after_seq,
-            upto_seq=upto_seq,
-            bytes_max=bytes_max,
-            from_offset=from_offset,
+            self._links, address, key, bytes_max=bytes_max, **wanted._asdict()
         )
 
     async def _append(self, hosted: HostedRange, entries: Sequence[Entry]) -> None:
-        """Append what is copied, unless the range was deleted in between."""
+        """Append copied entries, unless the range was deleted in between."""
         if hosted.state is not RangeState.FENCED:
             raise LogError(
                 f"range {hosted.range_index} of stream {hosted.stream_id} is {hosted.state.value}"
@@ -287,7 +289,7 @@ class Copier:
 
 
 class ReadEntriesHandler:
-    """Serves READ_ENTRIES: what another copy lacks (SPEC "READ_ENTRIES")."""
+    """Serves READ_ENTRIES (SPEC "READ_ENTRIES")."""
 
     def __init__(self, host: RangeHost, log: Log, readers: ThreadPoolExecutor) -> None:
         self._host = host
@@ -295,7 +297,7 @@ class ReadEntriesHandler:
         self._readers = readers
 
     async def __call__(self, call: ServerCall) -> Answer:
-        """Answer one request with as many entries as it asks for bytes, at least one."""
+        """Answer one request with entries of up to the requested bytes, at least one."""
         check_version(call)
         request = call.decode(ReadEntriesRequest)
         key = (request.stream_id, request.range_index)
@@ -311,7 +313,7 @@ class ReadEntriesHandler:
         else:
             durable_seq = hosted.durable.seq
             if logged is not None and logged.state is not RangeState.OPEN:
-                durable_seq = 0 if logged.prefix is None else logged.prefix.seq
+                durable_seq = prefix_of(logged).seq
             if not 0 <= request.after_seq < request.upto_seq <= durable_seq:
                 raise OffsetOutOfRangeError.of(
                     f"entries {request.after_seq + 1} to {request.upto_seq} of range {key[1]} of"
@@ -330,9 +332,9 @@ class ReadEntriesHandler:
         return ReadEntriesResponse(0, SUCCESS, before.digest, len(entries)), entries
 
     def _records(self, request: ReadEntriesRequest) -> tuple[ReadEntriesResponse, list[Entry]]:
-        """Return batches from the one that holds an offset on, or from the first one that is here.
+        """Return batches from the one that holds an offset on, or from the first one here.
 
-        Those that were staged are sent with the offsets at which they were published.
+        Batches that were staged are sent with the offsets at which they were published.
         """
         key = (request.stream_id, request.range_index)
         logged = self._log.maybe_range(key)
@@ -350,7 +352,7 @@ class ReadEntriesHandler:
         return self._of_settled(logged, len(entries), base_offset), entries
 
     def _staged(self, request: ReadEntriesRequest) -> tuple[ReadEntriesResponse, list[Entry]]:
-        """Return what is staged behind the first `after_seq` batches, in the order of ids."""
+        """Return staged batches behind the first `after_seq`, in the order of ids."""
         key = (request.stream_id, request.range_index)
         logged = self._log.maybe_range(key)
         assert logged is not None
@@ -381,7 +383,7 @@ class ReadEntriesHandler:
     def _bodies(
         self, key: RangeKey, slots: Iterable[Slot], bytes_max: int
     ) -> Iterator[tuple[Slot, memoryview]]:
-        """Yield batches and their bodies, at least one. Raises LogError for one that is damaged."""
+        """Yield batches and their bodies, at least one. Raises LogError for a damaged batch."""
         left = bytes_max
         for slot in slots:
             if left < slot.body_length and left < bytes_max:
@@ -395,7 +397,7 @@ class ReadEntriesHandler:
 
 
 def _weight(error: SbpError) -> tuple[bool, bool]:
-    """Return which of several errors counts: damage first, then a server that may be back soon."""
+    """Rank an error: damage counts most, then a server that may be back soon."""
     return isinstance(error, LogCorruptionError), isinstance(error, _UNREACHABLE)
 
 
@@ -404,7 +406,7 @@ def _body(entry: Entry) -> tuple[Buffer, ...]:
 
 
 def _check_settled(request: ReadEntriesRequest, logged: LoggedRange | None) -> None:
-    """Raise unless a range ended with the number of entries that are asked for, and is whole."""
+    """Raise OffsetOutOfRangeError unless a range is settled with `upto_seq` entries, and whole."""
     is_settled = logged is not None and logged.state is RangeState.SEALED and logged.is_whole
     if not is_settled or logged is None or logged.seq != request.upto_seq or request.after_seq < 0:
         raise OffsetOutOfRangeError.of(
@@ -418,7 +420,7 @@ def _bytes_max(request: ReadEntriesRequest) -> int:
 
 
 def _within(entries: Iterator[Entry], bytes_max: int) -> Iterator[Entry]:
-    """Yield the first entries, at least one; a mark of a writer never without its batch."""
+    """Yield the first entries, at least one; never a writer's mark without its batch."""
     left = bytes_max
     is_begun = False
     for entry in entries:

@@ -1,14 +1,14 @@
-"""The link of a primary to one other server: it sends the entries of ranges, in order, pipelined.
+"""The link of a primary to a secondary: it sends the entries of ranges, in order, pipelined.
 
-For each range that has a copy at the server the link keeps a window: the entries that are not
-known to be durable there. A frame has the next entries of all ranges. Several frames are on their
-way at a time, over one connection, so they arrive in the order in which they were sent.
+For each range with a copy at the server the link has a window: the entries that are not known to be
+durable there. A frame has the next entries of all ranges. Several frames are in flight over one
+connection, so they arrive in order.
 
-A copy begins with a question: which entries are durable there? It is asked again after a lost
-connection, and after a refusal because other entries come next. If the answer is in the window, by
-number and digest, the entries behind it are sent. If not, the copy is lost for this range: the
-secondary has other entries, or it lost some, or it was too slow and the window was given up. The
-range then ends, and goes on with other servers (primary.py).
+A copy begins with a question: which entries are durable there? The question is repeated after a
+lost connection, and after a refusal because other entries come next. If the answer is in the window
+by number and digest, the entries behind it are sent. Otherwise the copy is lost: the secondary has
+other entries, or lost some, or was so slow that the window was given up. The range then ends, and
+goes on with other servers (primary.py).
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ _LOG: Final = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_MS: Final = 1_000
 _BACKOFF_MS: Final = 20
 _BACKOFF_MS_MAX: Final = 500
-"""The first and the longest wait before a server is asked again that failed."""
+"""The first and the longest backoff after a failure."""
 _COMMITTED_REPORT_MS: Final = 5
-"""How long the next entries are waited for before it is reported what is committed."""
+"""Wait for further entries before a frame that only reports the committed offset."""
 
 
 class Numbered(NamedTuple):
     """An entry to send: the prefix that ends with it, and its portable bytes.
 
-    The mark of a writer `is_begun` with: its batch, the next entry, is written together with it.
+    `is_begun`: the entry is a writer's mark, and its batch must be in the same frame.
     """
 
     end: Prefix
@@ -70,11 +70,11 @@ class Numbered(NamedTuple):
 
 
 class CopyState(enum.Enum):
-    """Life of a copy, as its primary sees it."""
+    """States of a copy, as its primary sees it."""
 
-    ASKING = "it is not known which entries are durable there"
+    ASKING = "it is unknown which entries are durable there"
     STREAMING = "entries are sent as they come"
-    LOST = "it cannot be continued"
+    LOST = "it cannot go on"
 
 
 class Copy:
@@ -84,17 +84,17 @@ class Copy:
         self.key = key
         self.state = CopyState.ASKING
         self.acked = Prefix()
-        """The entries that are durable there."""
+        """The durable entries of the copy."""
         self.window: deque[Numbered] = deque()
         self.window_bytes = 0
         self.sent_count = 0
-        """The first entries in the window that are on their way."""
+        """Number of entries in the window that are in flight."""
         self.committed = (0, start_offset)
         """The last committed entry, and the offset after the last committed record."""
         self.reported_offset = start_offset
-        """The committed offset that the server was sent."""
+        """The committed offset that was sent to the server."""
         self.behind_since: float | None = None
-        """When the oldest entry that is not durable there was added, or the last one became so."""
+        """Time since when the copy lacks entries without progress; None if it lacks none."""
         self._on_durable = on_durable
 
     def add(self, entry: Numbered, now: float) -> None:
@@ -108,23 +108,20 @@ class Copy:
 
     @property
     def unsent_count(self) -> int:
-        """Entries that are still to be sent."""
+        """Number of entries that are not in flight yet."""
         return len(self.window) - self.sent_count
 
     @property
     def is_report_due(self) -> bool:
-        """Whether the server does not know what is committed, and no entries will bring it.
+        """Whether a frame must report the committed offset, because no entry brings it.
 
-        While entries are on their way, more are likely to follow, and each brings it.
+        While entries are in flight more are likely to follow, and each frame brings the offset.
         """
         is_known = self.reported_offset >= self.committed[1]
         return self.state is CopyState.STREAMING and not self.window and not is_known
 
     def take(self, bytes_max: int) -> tuple[Prefix, list[Buffer], int]:
-        """Return the next entries to send: the prefix before them, their parts and their bytes.
-
-        There is one at least.
-        """
+        """Return the next entries to send, at least one: prefix before them, buffers, length."""
         before = self.window[self.sent_count - 1].end if self.sent_count else self.acked
         parts: list[Buffer] = []
         length = 0
@@ -140,12 +137,12 @@ class Copy:
         return before, parts, length
 
     def note_durable(self, durable: Prefix, now: float) -> None:
-        """Note how much is durable there; the copy is lost if that is not a prefix of the range."""
+        """Note the durable entries. The copy is lost if they are not a prefix of the range."""
         if durable.seq <= self.acked.seq or self.state is CopyState.LOST:
             return
         count = durable.seq - self.acked.seq
         if count > len(self.window) or self.window[count - 1].end != durable:
-            self.lose(f"its first {durable.seq} entries are not those of the primary", now)
+            self.lose(f"its first {durable.seq} entries differ from the primary's", now)
             return
         for _ in range(count):
             self.window_bytes -= self.window.popleft().length
@@ -155,13 +152,13 @@ class Copy:
         self._on_durable()
 
     def ask(self) -> None:
-        """Let the server be asked what is durable there; all that is not is sent again then."""
+        """Ask for the durable entries; the entries behind them are sent again."""
         if self.state is not CopyState.LOST:
             self.state = CopyState.ASKING
             self.sent_count = 0
 
     def resume(self, durable: Prefix, now: float) -> None:
-        """Send what follows the entries that the server says are durable."""
+        """Stream the entries behind the durable ones, after the answer to a question."""
         if durable.seq < self.acked.seq:
             self.lose(f"it has {durable.seq} entries, and had {self.acked.seq}", now)
         self.note_durable(durable, now)
@@ -181,7 +178,7 @@ class Copy:
 
 
 class PeerLink:
-    """Sends the entries of all ranges that have a copy at the server `address`."""
+    """Sends the entries of all ranges with a copy at the server `address`."""
 
     def __init__(self, address: str, server_id: Callable[[], int], tls: Tls | None) -> None:
         self.address = address
@@ -194,7 +191,7 @@ class PeerLink:
         """Copies with unsent entries."""
         self._asking: dict[RangeKey, Copy] = {}
         self._window_bytes_max = 0
-        """At least the bytes in all windows: what left them is not subtracted at once."""
+        """An upper bound of the bytes in all windows: acknowledged bytes are subtracted later."""
         self._is_report_due = False
         self._pool = AsyncPool(Connecting(timeout_ms=_CONNECT_TIMEOUT_MS, tls=tls))
         self._frames_in_flight = 0
@@ -228,6 +225,7 @@ class PeerLink:
             return
         self._window_bytes_max = sum(each.window_bytes for each in self._copies.values())
         if self._window_bytes_max > limits.REPLICA_WINDOW_BYTES:
+            # The secondary is too slow for all ranges. Give up one range, the largest window.
             largest = max(self._copies.values(), key=lambda each: each.window_bytes)
             largest.lose(
                 f"more than {limits.REPLICA_WINDOW_BYTES} bytes are not durable at {self.address}",
@@ -235,12 +233,12 @@ class PeerLink:
             )
 
     def flush(self) -> None:
-        """Send what was added."""
+        """Send the entries that were added."""
         if self._dirty:
             self._wake()
 
     def report_soon(self) -> None:
-        """Send what is committed: with the next entries, or without any after a short while."""
+        """Report the committed offset with the next entries, or alone after a short wait."""
         if not self._is_report_due:
             self._is_report_due = True
             self._loop.call_later(_COMMITTED_REPORT_MS / 1000, self._report)
@@ -259,7 +257,7 @@ class PeerLink:
             self._start(self._send([(copy, copy.acked, 0) for copy in copies], []))
 
     def _wake(self) -> None:
-        """Start as many calls as may be in progress: questions first, then entries."""
+        """Start as many calls as may be in flight: questions first, then entries."""
         if self._retry is not None:
             return
         if self._asking:
@@ -304,42 +302,48 @@ class PeerLink:
     async def _send(
         self, ranges: Iterable[tuple[Copy, Prefix, int]], payload: list[Buffer]
     ) -> None:
-        """Send entries, or only what is committed, and note what is durable then."""
-        try:
-            results = await self._replicate(ranges, payload)
-        except SbpError as error:
-            self._on_failure(error)
-            return
-        for copy, result in results:
-            refusal = maybe_error(result.status)
-            if refusal is not None:
-                self._on_refusal(copy, refusal)
-                continue
-            copy.note_durable(Prefix(result.seq, bytes(result.digest)), self._loop.time())
+        """Send entries, or only committed offsets, and note the durable entries."""
+        for copy, durable in await self._exchange(ranges, payload) or ():
+            copy.note_durable(durable, self._loop.time())
             if copy.is_report_due:
                 self.report_soon()
 
     async def _ask(self, copies: list[Copy]) -> None:
-        """Ask what is durable of ranges, and go on behind that."""
+        """Ask for the durable entries of copies, and stream the entries behind them."""
         for copy in copies:
             copy.ask()
-        try:
-            results = await self._replicate([(copy, copy.acked, 0) for copy in copies], [])
-        except SbpError as error:
-            self._on_failure(error)
+        accepted = await self._exchange([(copy, copy.acked, 0) for copy in copies], [])
+        if accepted is None:
             return
         self.is_down, self._backoff_ms = False, 0
-        for copy, result in results:
-            refusal = maybe_error(result.status)
-            if refusal is not None:
-                self._on_refusal(copy, refusal)
-                continue
-            copy.resume(Prefix(result.seq, bytes(result.digest)), self._loop.time())
+        for copy, durable in accepted:
+            copy.resume(durable, self._loop.time())
             if copy.unsent_count:
                 self._dirty[copy.key] = copy
             elif copy.is_report_due:
                 self.report_soon()
         self._wake()
+
+    async def _exchange(
+        self, ranges: Iterable[tuple[Copy, Prefix, int]], payload: list[Buffer]
+    ) -> list[tuple[Copy, Prefix]] | None:
+        """Send a frame; return what is durable of each copy that accepted its part.
+
+        Refusals are dealt with here. Returns None if the server did not answer.
+        """
+        try:
+            results = await self._replicate(ranges, payload)
+        except SbpError as error:
+            self._on_failure(error)
+            return None
+        accepted: list[tuple[Copy, Prefix]] = []
+        for copy, result in results:
+            refusal = maybe_error(result.status)
+            if refusal is not None:
+                self._on_refusal(copy, refusal)
+            else:
+                accepted.append((copy, Prefix(result.seq, bytes(result.digest))))
+        return accepted
 
     async def _replicate(
         self, ranges: Iterable[tuple[Copy, Prefix, int]], payload: list[Buffer]
@@ -380,12 +384,12 @@ class PeerLink:
             self._asking[copy.key] = copy
             self._retry_later()
         else:
-            is_planned = isinstance(error, RangeSealedError)  # it is fenced there already
+            is_planned = isinstance(error, RangeSealedError)  # the range is fenced there already
             level = logging.INFO if is_planned else logging.WARNING
             copy.lose(f"{self.address} refuses its entries: {error}", self._loop.time(), level)
 
     def _on_failure(self, error: SbpError) -> None:
-        """Ask all copies again, after a while: the server is down, or cannot be reached."""
+        """Ask all copies again after a backoff, because the server does not answer."""
         if not self.is_down:
             _LOG.warning("secondary does not answer address=%s: %s", self.address, error)
         self.is_down = True

@@ -1,15 +1,15 @@
-"""The ranges of which this process is the primary: what is committed of them, and who must know.
+"""The ranges that this process leads: which entries are committed, and who is told.
 
 An entry of a led range is numbered when its group is written, and sent to the secondaries at the
-same time (peer_link.py). It is committed when it is durable here and on `ack_count` replicas in all
-(`sbp_core.replication.committed_seq`). Then it is published, and its submission is acknowledged.
+same time (peer_link.py). It is committed when it is durable on `ack_count` replicas, this one
+included (`sbp_core.replication.committed_seq`). Then it is published, and its submission is
+acknowledged.
 
-A led range ends when it is settled: then it is decided which entries it has. Those that waited to
-be committed and are not among them are reported as cut. The others may be on the disk here alone,
-if the fence was answered by shorter copies. So they are acknowledged only when enough of the other
-servers have settled the range, too: these are asked, and those that got a copy of it since. A
-process leads a range until it is settled or until it stops, and never again: a range that is found
-in the log at the start has no primary any more.
+A led range ends when it is settled, with decided entries. Waiting entries behind the decided end
+are truncated. Waiting entries before it may be on this disk alone, if shorter copies answered the
+fence. They are acknowledged only when enough other servers have settled the range: members, and
+servers that got a copy since. A process leads a range until it is settled or the process stops, and
+never again: a range that is in the log at the start has no primary any more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sbp_core import limits
 from sbp_core.errors import SbpError
 from sbp_core.log.entry import Entry
 from sbp_core.log.portable import encode_portable
-from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
+from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState, prefix_of
 from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
 from sbp_core.rangeserver.appending.commit import Copies, Finish
 from sbp_core.rangeserver.replicating.peer_link import Copy, CopyState, Numbered, PeerLink
@@ -42,12 +42,12 @@ _LOG: Final = logging.getLogger(__name__)
 _ENDED: Final = {RangeState.SEALED, RangeState.DELETED}
 _ASK_AGAIN_MS: Final = 20
 _ASK_AGAIN_MS_MAX: Final = 500
-"""The first and the longest wait before a server is asked again whether it has settled a range."""
+"""The first and the longest backoff between questions whether a server has settled a range."""
 _COMPLETE_STEPS: Final = 100
 _COMPLETE_STEP_SECONDS: Final = 0.005
-"""How often, and how long each time, is waited for what was sent before a range was fenced."""
+"""Number and length of the waits for entries that were sent before a range was fenced."""
 _LIST_AGAIN_SECONDS: Final = 1.0
-"""The wait before the placement driver is asked which servers have a copy of the range by now."""
+"""Pause before the placement driver is asked again which servers have a copy of a range."""
 _RANGES_PER_TURN: Final = 1000
 """Ranges whose copies are counted in one turn of the loop."""
 
@@ -57,7 +57,7 @@ FindServers = Callable[[RangeKey], Awaitable[Collection[str]]]
 
 @dataclass(frozen=True, slots=True)
 class RangeMembers:
-    """The other servers that have a range, and on how many in all an entry must be durable."""
+    """The other servers of a range, and the number of replicas that a commit needs."""
 
     addresses: tuple[str, ...]
     ack_count: int
@@ -65,23 +65,23 @@ class RangeMembers:
 
 @dataclass(slots=True)
 class CopyLag:
-    """The entries that a server lacks of the copies of ranges that are led here."""
+    """The lag of a server: the entries that its copies of ranges led here lack."""
 
     entries: int = 0
     byte_count: int = 0
     seconds: float = 0.0
-    """How long it has lacked entries of the copy that lags most."""
+    """Lag of the slowest copy, in seconds."""
     lost_count: int = 0
-    """Copies that cannot be continued."""
+    """Number of lost copies."""
     is_down: bool = False
-    """Whether the last attempt to send it anything failed."""
+    """Whether the last attempt to send failed."""
 
 
 class _Fate(enum.Enum):
     """The outcome of entries."""
 
     COMMITTED = "they are on enough disks"
-    CUT = "their range ended before them"
+    TRUNCATED = "their range ended before them"
     UNSETTLED = "they are in their range, and on too few disks in the time that a request has"
 
 
@@ -94,51 +94,52 @@ class _Submission:
         self._finish = finish
 
     def decide(self, key: RangeKey, fate: _Fate) -> None:
-        """Note what became of the entries in one range."""
+        """Note the fate of the entries in one range; call `finish` after the last."""
         self._fates[fate].append(key)
         self._count -= 1
         if not self._count:
-            self._finish(self._fates[_Fate.CUT], self._fates[_Fate.UNSETTLED])
+            self._finish(self._fates[_Fate.TRUNCATED], self._fates[_Fate.UNSETTLED])
 
 
 class _LedRange:
-    """A range that is led here."""
+    """A range that this process leads, or led until it ended."""
 
     def __init__(self, ack_count: int) -> None:
         self.ack_count = ack_count
         self.copies: list[tuple[PeerLink, Copy]] = []
         self.numbered = Prefix()
-        """The entries that were sent."""
+        """The entries that were numbered and sent."""
         self.durable_seq = 0
-        """The last entry that is durable here; of a range that has ended, its last entry."""
+        """The last durable entry here; of an ended range, its last entry."""
         self.own_behind_since: float | None = None
-        """When the oldest entry that is not durable here was sent, or the last one became so."""
+        """Time since when entries wait for the disk here without progress; None if none does."""
         self.committed_seq = 0
         self.is_fenced = False
         self.asked_at = 0.0
         self.unpublished: deque[LoggedRange] = deque()
-        """How the range is after its durable entries, as far as these are not committed."""
+        """States of the range after durable entries that are not committed yet."""
         self.waiting: deque[tuple[int, _Submission]] = deque()
-        """Submissions that are durable here, by the number of their last entry."""
+        """Submissions that are durable here, with the number of their last entry."""
         self.settled: set[str] = set()
-        """The other servers that have settled the range, once it has ended here: members or not."""
+        """Other servers that have settled the ended range, members or not."""
 
     def note_committed(self) -> None:
-        """Note which entries are on enough disks."""
+        """Advance `committed_seq` to the entries that are on enough disks."""
+        # A server that has settled has all entries of the ended range, whatever it acknowledged.
         others = [copy.acked.seq for link, copy in self.copies if link.address not in self.settled]
         whole = [self.durable_seq] * (1 + len(self.settled))
         committed = committed_seq(whole + others, self.ack_count)
         self.committed_seq = max(self.committed_seq, min(self.durable_seq, committed))
 
     def behind_since(self) -> float | None:
-        """Return since when a copy lacks entries, also the one here; None if none does."""
+        """Return the time since when a copy lacks entries, also the one here; None if none does."""
         times = [copy.behind_since for _, copy in self.copies if copy.behind_since is not None]
         times += [] if self.own_behind_since is None else [self.own_behind_since]
         return min(times, default=None)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether too few copies can go on for anything to be committed."""
+        """Whether too few copies can go on to commit anything."""
         usable = [
             link
             for link, copy in self.copies
@@ -148,7 +149,7 @@ class _LedRange:
 
 
 class PrimaryRanges(Copies):
-    """The ranges that are led here. `show` makes visible what is committed of a range."""
+    """The ranges that this process leads. `show` makes the committed state of a range visible."""
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class PrimaryRanges(Copies):
         self._server_id = server_id
         self._led: dict[RangeKey, _LedRange] = {}
         self._unsettled: dict[RangeKey, _LedRange] = {}
-        """Those that have ended, and have entries that wait until other servers have settled."""
+        """Ended ranges with entries that wait until other servers have settled."""
         self._asking: set[asyncio.Task[None]] = set()
         self._links: dict[str, PeerLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -182,7 +183,7 @@ class PrimaryRanges(Copies):
             link.open(copy)
 
     def send(self, entries: Sequence[Entry]) -> Mapping[RangeKey, int]:
-        """Number and send entries; return the last number in each range that is led here."""
+        """Number and send entries; return the last number in each led range."""
         numbers: dict[RangeKey, int] = {}
         if not self._led:
             return numbers
@@ -203,24 +204,24 @@ class PrimaryRanges(Copies):
         return numbers
 
     def flush(self) -> None:
-        """Send what was numbered."""
+        """Send numbered entries that wait for more."""
         for link in self._links.values():
             link.flush()
 
     def when_decided(self, numbers: Mapping[RangeKey, int], finish: Finish) -> None:
-        """Call `finish` once it is known which entries are committed, and in which ranges not."""
+        """Call `finish` when the fate of the entries in all these ranges is known."""
         submission = _Submission(len(numbers), finish)
         for key, seq in numbers.items():
             led = self._led.get(key)
             if led is None:  # settled or deleted since
-                submission.decide(key, _Fate.CUT)
+                submission.decide(key, _Fate.TRUNCATED)
             elif seq <= led.committed_seq:
                 submission.decide(key, _Fate.COMMITTED)
             else:
                 led.waiting.append((seq, submission))
 
     def on_durable(self, logged: LoggedRange) -> None:
-        """Note how a range is after a group that is durable here; publish what is committed."""
+        """Note the state of a range after a durable group; publish its committed part."""
         led = self._led.get(logged.key)
         if led is None:
             self._show(logged)
@@ -228,7 +229,7 @@ class PrimaryRanges(Copies):
             self._end(led, logged)
         else:
             led.is_fenced = led.is_fenced or logged.state is RangeState.FENCED
-            led.durable_seq = _seq(logged)
+            led.durable_seq = prefix_of(logged).seq
             is_behind = led.durable_seq < led.numbered.seq
             led.own_behind_since = asyncio.get_running_loop().time() if is_behind else None
             led.unpublished.append(logged)
@@ -239,10 +240,10 @@ class PrimaryRanges(Copies):
         return list(self._led)
 
     def troubled(self, *, is_full: bool) -> list[RangeKey]:
-        """Return the ranges that should go on with other servers, each every now and then.
+        """Return the ranges that should go on with other servers; each only once in a while.
 
         A copy has lacked entries for too long, nothing can be committed, or the disk here is full
-        or as slow.
+        or slow.
         """
         now = asyncio.get_running_loop().time()
         found = []
@@ -259,7 +260,7 @@ class PrimaryRanges(Copies):
         return found
 
     def is_everywhere(self, keys: Iterable[RangeKey]) -> bool:
-        """Whether all other servers that answer have everything of ranges that are led here."""
+        """Whether all other servers that answer have all entries of led ranges."""
         led = (self._led[key] for key in keys if key in self._led)
         return all(
             copy.acked == each.numbered or copy.state is CopyState.LOST or link.is_down
@@ -268,14 +269,14 @@ class PrimaryRanges(Copies):
         )
 
     def is_committed(self, keys: Iterable[RangeKey]) -> bool:
-        """Whether all that was sent of ranges that are led here is committed, or cannot be now."""
+        """Whether all sent entries of led ranges are committed, or cannot be now."""
         led = (self._led[key] for key in keys if key in self._led)
         return all(each.committed_seq >= each.numbered.seq or each.is_stuck for each in led)
 
     async def complete(
         self, keys: Sequence[RangeKey], is_complete: Callable[[Sequence[RangeKey]], bool]
     ) -> None:
-        """Wait until ranges that were fenced are complete, but not for a server that is slow."""
+        """Wait until fenced ranges are complete, but only briefly: a server may be slow."""
         for _ in range(_COMPLETE_STEPS):
             if is_complete(keys):
                 return
@@ -283,7 +284,7 @@ class PrimaryRanges(Copies):
 
     @property
     def incomplete_count(self) -> int:
-        """How many led ranges have a replica that has lacked entries for COPY_BEHIND_MS."""
+        """Number of led ranges with a replica that has lacked entries for COPY_BEHIND_MS."""
         now = asyncio.get_running_loop().time()
         times = (led.behind_since() for led in self._led.values())
         return sum(
@@ -291,7 +292,7 @@ class PrimaryRanges(Copies):
         )
 
     async def lags(self) -> dict[str, CopyLag]:
-        """Return what the other servers lack, by address."""
+        """Return the lag of the other servers, by address."""
         now = asyncio.get_running_loop().time()
         found = {address: CopyLag(is_down=link.is_down) for address, link in self._links.items()}
         for at, led in enumerate(list(self._led.values())):
@@ -308,43 +309,43 @@ class PrimaryRanges(Copies):
 
     @property
     def unsettled_count(self) -> int:
-        """How many ranges have ended with entries that wait until other servers have settled."""
+        """Number of ended ranges with entries that wait until other servers have settled."""
         return sum(bool(led.waiting) for led in self._unsettled.values())
 
     async def stop(self) -> None:
-        """Close the links; what waits to be committed is not acknowledged any more."""
+        """Close the links. Waiting entries are not acknowledged any more."""
         await cancel_all(self._asking)
         await self._settled.stop()
         await asyncio.gather(*self._closing, *(link.stop() for link in self._links.values()))
 
     def _advance(self, key: RangeKey) -> None:
-        """Publish and acknowledge what has become committed."""
+        """Publish and acknowledge entries that are committed now."""
         led = self._led.get(key) or self._unsettled.get(key)
         if led is None:
             return
         led.note_committed()
         shown: LoggedRange | None = None
-        while led.unpublished and _seq(led.unpublished[0]) <= led.committed_seq:
+        while led.unpublished and prefix_of(led.unpublished[0]).seq <= led.committed_seq:
             shown = led.unpublished.popleft()
         if shown is not None:
             for link, copy in led.copies:
-                copy.committed = (_seq(shown), shown.next_offset)
+                copy.committed = (prefix_of(shown).seq, shown.next_offset)
                 link.report_soon()
             self._show(shown)
         while led.waiting and led.waiting[0][0] <= led.committed_seq:
             led.waiting.popleft()[1].decide(key, _Fate.COMMITTED)
 
     def _end(self, led: _LedRange, logged: LoggedRange) -> None:
-        """Lead a range no longer: it is decided which entries it has."""
+        """Stop leading a range, whose entries are decided."""
         del self._led[logged.key]
         for link, _ in led.copies:
             link.close(logged.key)
         self._close_unused(link for link, _ in led.copies)
-        # Readers need not wait for other disks. Where the range ends is decided, once: entries up
-        # to there are in it or nowhere. If the only disk that has them is lost, nobody can settle
-        # the range any more, so no reader is ever shown anything else in their place.
+        # Readers need not wait for other disks, because the end of the range is decided once. If
+        # the only disk with its last entries is lost, nobody can settle the range any more, so no
+        # reader is ever shown other records in their place.
         self._show(logged)
-        end_seq = _seq(logged) if logged.state is RangeState.SEALED else 0
+        end_seq = prefix_of(logged).seq if logged.state is RangeState.SEALED else 0
         waiting, led.waiting = led.waiting, deque()
         led.unpublished.clear()
         led.durable_seq = end_seq
@@ -353,7 +354,7 @@ class PrimaryRanges(Copies):
             if seq <= end_seq:
                 led.waiting.append((seq, submission))
             else:
-                submission.decide(logged.key, _Fate.CUT)
+                submission.decide(logged.key, _Fate.TRUNCATED)
         self._advance(logged.key)
         if not led.waiting:
             del self._unsettled[logged.key]
@@ -363,9 +364,9 @@ class PrimaryRanges(Copies):
         task.add_done_callback(self._asking.discard)
 
     async def _acknowledge_settled(self, led: _LedRange, key: RangeKey, end_offset: int) -> None:
-        """Acknowledge what waits as other servers settle a range; give it up after a while.
+        """Acknowledge waiting entries as other servers settle a range; give up after a timeout.
 
-        A member may be down for good: then the placement driver lets another server copy the range.
+        If a member is down for good, the placement driver lets another server copy the range.
         """
         asking: dict[str, asyncio.Task[None]] = {}
 
@@ -417,7 +418,3 @@ class PrimaryRanges(Copies):
                 closing = asyncio.create_task(link.stop())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
-
-
-def _seq(logged: LoggedRange) -> int:
-    return logged.prefix.seq if logged.prefix is not None else 0

@@ -1,11 +1,11 @@
-"""Damage in the log of this server is found, and mended from other replicas.
+"""Scrub the log of this server: find damage, and mend it from other replicas.
 
-A reader that comes upon a damaged batch is answered with an error, and asks another replica. Its
-segment is then read as a whole. Besides, all full segments are read now and then, at a bounded rate
+A client that reads a damaged batch gets an error, and asks another replica. The segment is then
+read as a whole. Besides, all full segments are read again and again at a bounded rate
 (`scrub_bytes_per_s`), so that damage is found while other replicas are whole.
 
-A damaged entry of a replicated range is mended in place (log/mending.py) with what another replica
-has. Damage that is left is logged, and its range is reported as one that lacks a replica.
+A damaged entry of a replicated range is mended in place (log/mending.py) by the body of another
+replica. Damage that is left is logged, and its range is reported as lacking a replica.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from sbp_core.server.runtime import cancel_all
 _LOG: Final = logging.getLogger(__name__)
 _INTERVAL_SECONDS: Final = 1
 _PASS_SECONDS: Final = 86_400
-"""The log is read from its start again at most once in this time."""
+"""Minimum time between two passes over the log."""
 _RETRY_SECONDS: Final = 600
-"""How long a segment with damage that cannot be mended is left alone."""
+"""Pause before damage that could not be mended is tried again."""
 
 
 class Scrubber:
-    """Reads and mends the log of one server, from `start` until `stop`."""
+    """Reads and mends the log of one server, from its construction until `stop`."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Scrubber:
         self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sbp-log-scrub")
         self._loop = asyncio.get_running_loop()
         self._damaged: dict[int, list[RangeKey | None]] = {}
-        """The ranges with damage that is left, by the base of the segment."""
+        """The ranges with damage that was not mended, by base of the segment."""
         self._retry_at: dict[int, float] = {}
         self._bases: list[int] = []
-        """The segments that are still to be read in this pass, the last one first."""
+        """The segments left in this pass, the last segment first."""
         self._check: tuple[SegmentView, SegmentCheck] | None = None
         self._next_pass = 0.0
         self._is_stopping = False
@@ -76,13 +76,13 @@ class Scrubber:
 
     @property
     def damaged_count(self) -> int:
-        """How many ranges have damage here that could not be mended."""
+        """Number of ranges with damage that was not mended."""
         return len({key for keys in self._damaged.values() for key in keys})
 
     async def mend_range(self, key: RangeKey, end_seq: int, bases: Iterable[int]) -> None:
-        """Mend what is damaged in some segments of the first entries of a range.
+        """Mend the first `end_seq` entries of a range in the segments at `bases`.
 
-        Raises LogError if any of it is left.
+        Raises LogError if damage is left.
         """
         for base in bases:
             for damaged in await self._read_segment(base):
@@ -105,7 +105,7 @@ class Scrubber:
                 _LOG.exception("log not scrubbed: unexpected error")
 
     async def _mend_suspects(self) -> None:
-        """Mend the segments in which damage was found; what is left is tried again later."""
+        """Mend the segments in which damage was found; damage that is left is tried again later."""
         now = self._loop.time()
         due = [base for base in self._log.suspects if self._retry_at.get(base, now) <= now]
         for base in due:
@@ -117,33 +117,32 @@ class Scrubber:
                 self._retry_at[base] = now + _RETRY_SECONDS
 
     async def _read_on(self) -> None:
-        """Read the next bytes of the full segments, unless all were read a short time ago."""
+        """Read the next bytes of the full segments, unless a pass ended a short time ago."""
         if not self._bytes_per_s:
             return
         if self._check is None:
-            view = await self._next_segment()
+            view = self._next_segment()
             if view is None:
                 return
-            end = self._log.end_position
-            check = await self._loop.run_in_executor(self._thread, SegmentCheck, view, end)
-            self._check = (view, check)
+            self._check = (view, SegmentCheck(view, self._log.end_position))
         view, check = self._check
         slice_bytes = self._bytes_per_s * _INTERVAL_SECONDS
         try:
             found = await self._loop.run_in_executor(
                 self._thread, lambda: list(check.read(slice_bytes))
             )
-        except LogError:  # such as a block that cannot be read
+        except LogError:  # such as a block that the disk cannot read
             self._check = None
             self._damaged[view.segment.base] = [None]
             raise
-        if found:  # the whole segment is read again, and its entries that are damaged are mended
+        if found:  # `_mend_suspects` reads the whole segment, and mends its damaged entries
             self._log.suspects.add(view.segment.base)
         if check.is_done:
             self._check = None
+            # The scrub must not evict what readers use, and the next pass must read the disk.
             await self._loop.run_in_executor(self._thread, view.file.drop_cache)
 
-    async def _next_segment(self) -> SegmentView | None:
+    def _next_segment(self) -> SegmentView | None:
         now = self._loop.time()
         if not self._bases and now >= self._next_pass and self._log.extent.sealed:
             self._next_pass = now + _PASS_SECONDS
@@ -158,7 +157,7 @@ class Scrubber:
         return None
 
     async def _read_segment(self, base: int) -> list[DamagedEntry]:
-        """Return what is damaged in a segment. Raises LogError when the disk fails."""
+        """Return the damaged entries of a segment. Raises LogError when the disk fails."""
         view, end = self._log.segment_view(base), self._log.end_position
         if view is None:
             return []
@@ -172,14 +171,14 @@ class Scrubber:
         return await self._loop.run_in_executor(self._thread, read)
 
     async def _mend_all(self, base: int, found: Iterable[DamagedEntry]) -> None:
-        """Mend the entries of a segment that matter; remember what is left."""
+        """Mend the entries of a segment that matter; remember damage that is left."""
         left = [each for each in found if self._matters(each) and not await self._try_to_mend(each)]
         self._damaged.pop(base, None)
         if left:
             self._damaged[base] = [each.key for each in left]
 
     def _matters(self, damaged: DamagedEntry) -> bool:
-        """Whether anything needs a damaged entry: its records are not trimmed, or not decided."""
+        """Whether a damaged entry is needed: its records are not trimmed, or not decided."""
         header = damaged.header
         if header is None:
             return True
@@ -191,7 +190,7 @@ class Scrubber:
         return header.kind in BATCH_KINDS or logged.state is not RangeState.SEALED
 
     async def _try_to_mend(self, damaged: DamagedEntry) -> bool:
-        """Mend an entry; return whether that is done."""
+        """Mend an entry; return whether that succeeded."""
         place = (damaged.path, damaged.position, *(damaged.key or (-1, -1)))
         try:
             await self._mend(damaged)
@@ -211,21 +210,13 @@ class Scrubber:
         header, key = damaged.header, damaged.key
         hosted = None if key is None else self._host.table.maybe_range(key)
         if header is None or hosted is None or header.kind not in NUMBERED_KINDS:
-            raise LogError("it is not known which records were there; see `sbp log check`")
+            raise LogError("the lost records are unknown: see `sbp log check`")
         if not hosted.is_replicated:
             raise LogError("the range has no other replica: restore the file from a backup")
-        placed = await self._driver.list_hosted_ranges([hosted.stream_id])
-        where = next(
-            (
-                each.stream_range
-                for each in placed
-                if (each.stream_range.stream_id, each.stream_range.range_index) == hosted.key
-            ),
-            None,
-        )
-        if where is None:
+        placed = (await self._driver.list_hosted_ranges([hosted.stream_id])).get(hosted.key)
+        if placed is None:
             raise LogError("the placement driver does not list the range for this server")
-        body = await self._copier.find_body(damaged, where)
+        body = await self._copier.find_body(damaged, placed.stream_range)
         await self._loop.run_in_executor(
             self._thread, mend, self._disk, self._log.directory, damaged, *body
         )

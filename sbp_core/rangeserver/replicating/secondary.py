@@ -1,12 +1,11 @@
 """The copies of ranges that other servers lead: REPLICATE (SPEC "REPLICATE").
 
-Entries are appended only behind the entry with the number and the digest that the primary names.
-So what is here is always a prefix of the primary's entries. They go the way of all entries into the
-log (appending/commit.py). The answer says that they are durable. They become readable when the
-primary reports that they are committed.
+Entries are appended only behind the entry with the number and the digest that the primary names. So
+a copy is always a prefix of the primary's entries. The answer says which entries are durable. They
+become readable when the primary reports that they are committed.
 
-An end of transactions names batches by their places in the primary's log. It waits until the
-batches that it names are in the log here, and is written with their places here.
+The end of transactions names batches by positions in the log. It waits until the named batches are
+in the log here, and is written with their positions here.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from sbp_core.log.states.replicated_entries import NUMBERED_KINDS, number_after
 from sbp_core.log.states.staged_entries import decode_end, decode_portable_end, decode_prefix
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.writer_states import check_writers
+from sbp_core.rangeserver.appending.append_items import cut_payload
 from sbp_core.rangeserver.appending.commit import GroupCommitter, Written
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import RangeHost
@@ -53,21 +53,21 @@ from sbp_core.wire.status import SUCCESS, status_for
 
 @dataclass(slots=True)
 class _Tail:
-    """The end of a copy with everything that was accepted; `done` ends when that is durable."""
+    """The end of a copy with all accepted entries; `done` is done when they are durable."""
 
     end: Prefix
     done: asyncio.Future[Written] | asyncio.Task[Written] | None = None
 
 
 _GROWING: Final = {RangeState.OPEN, RangeState.FENCED}
-"""The states in which entries are appended: from the primary, or to settle the copy."""
+"""States in which entries are appended: from the primary, or to settle the copy."""
 
 _Accepted = tuple[HostedRange, asyncio.Future[Written] | None]
-"""A range, and what ends when the entries of the frame are durable."""
+"""A range, and a future for the durability of its entries."""
 
 
 class Secondary:
-    """Appends the entries of ranges that are led elsewhere, in the order in which they come."""
+    """Appends the entries of ranges that are led elsewhere, in order."""
 
     def __init__(self, staged: StagedStates, committer: GroupCommitter) -> None:
         self._staged = staged
@@ -77,10 +77,10 @@ class Secondary:
     def append(
         self, hosted: HostedRange, before: Prefix, entries: Sequence[Entry], memory_bytes: int = 0
     ) -> asyncio.Future[Written]:
-        """Append entries behind `before`; the future ends when they are durable.
+        """Append entries behind `before`; the future is done when they are durable.
 
         Raises WriterGapError if other entries come next, InvalidRequestError for entries that
-        cannot be of the range.
+        cannot belong to the range.
         """
         if hosted.state not in _GROWING:
             raise _not_growing(hosted)
@@ -123,12 +123,13 @@ class Secondary:
         return done
 
     def maybe_pending(self, hosted: HostedRange) -> asyncio.Future[Written] | None:
-        """Return what ends when all that was accepted is durable, None if it is."""
+        """Return the future of the accepted entries, None if all are durable."""
         tail = self._tails.get(hosted.key)
         return None if tail is None else tail.done
 
     def _tail_of(self, hosted: HostedRange) -> _Tail:
         tail = self._tails.get(hosted.key)
+        # After a failure the log decides what is here: the primary asks, and sends again.
         if tail is None or _has_failed(tail.done):
             self._committer.forgive(hosted.key)
             tail = self._tails[hosted.key] = _Tail(hosted.durable)
@@ -141,10 +142,10 @@ class Secondary:
         entries: Sequence[Entry],
         memory_bytes: int,
     ) -> Written:
-        """Append entries behind those that are written; ends of transactions each by itself.
+        """Append entries behind `earlier`; each end of transactions in a group of its own.
 
-        Nothing is appended behind a fence that came in between: the placement driver has an answer
-        without these entries.
+        Nothing is appended behind a fence that came in between, because the placement driver was
+        answered without these entries.
         """
         accepted_in = hosted.state
 
@@ -168,15 +169,15 @@ class Secondary:
         return written
 
     def _on_done(self, key: RangeKey, tail: _Tail, done: asyncio.Future[Written]) -> None:
-        """Forget a tail once its last entries are durable or failed: the log has what is here."""
+        """Forget a tail when its last entries are durable, or failed."""
         if tail.done is done and self._tails.get(key) is tail:
             del self._tails[key]
 
 
 class ReplicateHandler:
-    """Serves REPLICATE. Every range of a frame succeeds or fails by itself.
+    """Serves REPLICATE. Each range of a frame succeeds or fails by itself.
 
-    Entries are refused as appends are while the disk is full. The ranges then go on elsewhere.
+    While the disk is full entries are refused like appends. The ranges then go on elsewhere.
     """
 
     def __init__(self, host: RangeHost, secondary: Secondary, disk_space: DiskSpace) -> None:
@@ -188,19 +189,15 @@ class ReplicateHandler:
         """Accept one frame, and answer when its entries are durable."""
         check_version(call)
         request = call.decode(ReplicateRequest)
-        parts = _split(request.ranges, call.payload)
-        lacking = self._host.lacking(
-            [(each.stream_id, each.range_index) for each in request.ranges]
-        )
-        if lacking:
-            await self._host.learn(lacking)
+        sent = list(cut_payload(request.ranges, call.payload, lambda each: each.entries_length))
+        await self._host.learn((each.stream_id, each.range_index) for each in request.ranges)
         accepted = [
             self._accept_one(each, part, call.memory_bytes if at == 0 else 0)
-            for at, (each, part) in enumerate(zip(request.ranges, parts, strict=True))
+            for at, (each, part) in enumerate(sent)
         ]
         results = [
-            await self._result(sent, outcome)
-            for sent, outcome in zip(request.ranges, accepted, strict=True)
+            await self._result(each, outcome)
+            for (each, _), outcome in zip(sent, accepted, strict=True)
         ]
         return Response(ReplicateResponse(0, tuple(results), SUCCESS))
 
@@ -218,6 +215,7 @@ class ReplicateHandler:
             pending = self._secondary.maybe_pending(hosted)
         except SbpError as error:
             return error
+        # Noted at once for records that are durable, and in `_result` for those of this frame.
         self._host.note_committed(hosted, sent.committed_offset)
         return hosted, pending
 
@@ -238,7 +236,7 @@ class ReplicateHandler:
 
 
 def check_version(call: ServerCall) -> None:
-    """Raise UnsupportedError unless a version of replication was agreed on for the connection."""
+    """Raise UnsupportedError unless the connection has agreed on a version of replication."""
     if not call.agreement.replication_version:
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
@@ -253,9 +251,9 @@ def _has_failed(done: asyncio.Future[Written] | None) -> bool:
 
 
 def check_content(entry: Entry) -> None:
-    """Raise SbpError unless the log can be read with an entry that another server sent.
+    """Raise SbpError if the content of an entry from another server is invalid.
 
-    Whether it follows from the entries before it is checked when it is written.
+    Whether the entry follows from the entries before it is checked when it is written.
     """
     match entry.kind:
         case EntryKind.BATCH | EntryKind.STAGED:
@@ -281,23 +279,3 @@ def _not_growing(hosted: HostedRange) -> SbpError:
         f"range {hosted.range_index} of stream {hosted.stream_id} is {hosted.state.value} here; it"
         " accepts no entries any more"
     )
-
-
-def _split(ranges: Sequence[ReplicatedRange], payload: memoryview) -> list[memoryview]:
-    """Cut the payload by the lengths of the header. Raises InvalidRequestError."""
-    parts, position = [], 0
-    for each in ranges:
-        end = position + each.entries_length
-        if each.entries_length < 0 or end > len(payload):
-            raise invalid(
-                f"the entries of range {each.range_index} of stream {each.stream_id} take bytes"
-                f" {position}..{end} of a payload of {len(payload)}; nothing was appended"
-            )
-        parts.append(payload[position:end])
-        position = end
-    if position != len(payload):
-        raise invalid(
-            f"the entries take {position} bytes, the payload has {len(payload)}; nothing was"
-            " appended"
-        )
-    return parts

@@ -1,10 +1,10 @@
-"""Which ranges that have ended are on enough disks for a repeat to be acknowledged.
+"""Find out which ended ranges are on enough disks to acknowledge a repeat.
 
-The decided end of a range may be on one disk alone (replication.py). Its primary acknowledges what
-waits there once `ack_count` servers have it or have settled (primary.py). A repeat may come to any
-server that knows what is in the range: to the primary of the next range, or to one that restarted.
-It is answered only once as many servers have settled the range, or as the fence needed answers:
-otherwise nothing could be answered while as many servers are down as appends go on without.
+The decided end of a range may be on one disk alone (replication.py). The primary of the range
+acknowledges waiting entries when `ack_count` servers have them or have settled (primary.py). A
+repeat may reach any server that knows the range: the primary of the next range, or a restarted one.
+It is answered only when `ack_count` servers have settled the range, or as many as the fence needed:
+otherwise no repeat could be answered while servers are down that appends go on without.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sbp_core.wire.headers import (
 
 _LOG: Final = logging.getLogger(__name__)
 _STREAMS_MAX: Final = 10_000
-"""Streams of which it is remembered what is settled."""
+"""Maximum number of streams in the cache."""
 _Bounds = dict[int, tuple[int, int]]
-"""By range index: the first offset, and the one after the last."""
+"""Bounds [start, end) by range index."""
 
 
 class RangeLists(Protocol):
@@ -41,13 +41,13 @@ class RangeLists(Protocol):
 
 
 class SettledRanges:
-    """Asks servers whether they have settled ranges; `placement` knows which servers have them."""
+    """Asks servers whether they have settled ranges; `placement` lists the servers."""
 
     def __init__(self, placement: RangeLists, tls: Tls | None) -> None:
         self._placement = placement
         self._links = Links(Connecting(timeout_ms=ASK_TIMEOUT_MS, tls=tls))
         self._known: dict[int, _Bounds] = {}
-        """By stream: ranges that enough servers have settled. That is final."""
+        """The ranges that enough servers have settled, by stream. This is final."""
         self._asking: dict[int, asyncio.Task[None]] = {}
 
     async def stop(self) -> None:
@@ -58,7 +58,7 @@ class SettledRanges:
     def has(self, stream_id: int, *, range_index: int | None = None, offset: int = -1) -> bool:
         """Whether enough servers have settled the range with this index, or with this offset.
 
-        If that is not known, they are asked in the background.
+        If that is unknown, they are asked in the background.
         """
         for index, (start, end) in self._known.get(stream_id, {}).items():
             if index == range_index or start <= offset < end:
@@ -84,13 +84,13 @@ class SettledRanges:
             is_it = where.range_index == range_index or bounds[0] <= offset < bounds[1]
             if is_it and await self._is_settled(where):
                 self._note(stream_id, where.range_index, bounds)
-        if listed and offset < listed[0].start_offset and range_index is None:  # it was trimmed
+        if listed and offset < listed[0].start_offset and range_index is None:  # trimmed
             self._note(stream_id, -1, (0, listed[0].start_offset))
         if listed and range_index is not None and range_index < listed[0].range_index:
             self._note(stream_id, range_index, (0, listed[0].start_offset))
 
     async def _is_settled(self, where: StreamRange) -> bool:
-        """Whether enough servers have settled a range; one server has all that it ever had."""
+        """Whether enough servers have settled a range. A range without replicas needs none."""
         if where.end_offset < 0:
             return False
         addresses = server_addresses(where)

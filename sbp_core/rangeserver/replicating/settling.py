@@ -1,15 +1,14 @@
-"""How the copies of a range that has ended become equal, and how a range without a primary ends.
+"""Settle the copies of ended ranges, and end ranges without a primary.
 
-A range ends when the placement driver has decided with which entries: their number and digest. A
-copy that has other ones is settled here. One that is shorter reads what it lacks from another
-server (copying.py), and one that is longer cuts what was never committed. Then the range is sealed
-here, and all of it may be read.
+A range ends when the placement driver has decided its entries: their number and digest. A copy with
+other entries is settled here: a shorter copy reads what it lacks from another server (copying.py),
+a longer copy is truncated, because its last entries were never committed. Then the range is sealed
+here, and all of it becomes readable.
 
-The decision is looked up at the placement driver, when that announces it, and every now and then
-while there are ranges that are fenced. A replicated range that is found open in the log at the
-start has no primary any more, if this server was it: the placement driver is asked to end it. So
-it is with a range that was sealed here, replicated or not, if the placement driver was stopped
-before it stored that.
+The decision is looked up when the placement driver announces it, and at intervals while there are
+fenced ranges. If this server was the primary of a replicated range that is open in the log at the
+start, the range has no primary any more: the placement driver is asked to end it. It is also asked
+to end a range that was sealed here, if it was stopped before it stored the seal.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ from sbp_core.wire.headers import SealCause, StreamRange
 
 _LOG: Final = logging.getLogger(__name__)
 _ROUND_SECONDS: Final = 10
-"""How often open copies are looked up: a server that was cut off missed that a range ended."""
+"""Pause between look-ups of open copies, because an isolated server may miss an end."""
 _HAND_OVER_SECONDS: Final = 3
-"""How long a server that stops waits until its streams go on at other servers."""
+"""Longest wait of a stopping server until its streams go on at other servers."""
 _HAND_OVER_STEP_SECONDS: Final = 0.02
 _UNREACHABLE_MS_MAX: Final = 2_000
-"""The longest wait before a server that has the entries, and is down, is asked again: appends and
-commits may wait for these."""
+"""The longest backoff while the server that has the entries is down. It is short, because appends
+and commits may wait for them."""
 _NEVER: Final = (0.0, 0.0)
-"""When something is tried again that never failed."""
+"""The retry time of what never failed."""
 
 
 class Settler:
-    """Settles the ranges of this server that have ended, from its making until `stop`."""
+    """Settles the ended ranges of this server, from its construction until `stop`."""
 
     def __init__(
         self,
@@ -79,12 +78,12 @@ class Settler:
         self._loop = asyncio.get_running_loop()
         self._at_work: dict[RangeKey, asyncio.Task[None]] = {}
         self._failures: dict[RangeKey, tuple[float, float]] = {}
-        """When to try again, and the seconds until the next time, of what cannot be settled yet."""
+        """Next attempt and last backoff in seconds, by range that could not be settled."""
         self._next_round = 0.0
         self._unlisted: dict[RangeKey, tuple[float, float]] = {}
-        """The same of ranges that the placement driver does not list: they were trimmed away."""
+        """The same for ranges that the placement driver does not list: they were trimmed."""
         self._asked_at: dict[RangeKey, float] = {}
-        """When the placement driver was asked last to end a range."""
+        """Time of the last request to end a range."""
         self._inherited = {each.key for each in host.table.replicated() if not each.is_led}
         """Ranges in the log since before the start that this server may have led."""
         self._damaged = {
@@ -92,12 +91,12 @@ class Settler:
             for each in log.ranges()
             if each.state is RangeState.SEALED and not each.is_whole
         }
-        """Settled copies of which entries were damaged at the start. They are settled again."""
-        self._looking = self._loop.create_task(self._keep_looking())
+        """Settled copies with damaged entries at the start. They are settled again."""
+        self._polling = self._loop.create_task(self._keep_polling())
         host.on_ended = self.settle_soon
 
     def settle_soon(self, ended: Sequence[StreamRange]) -> None:
-        """Settle ranges with these ends, in the background."""
+        """Settle ended ranges in the background."""
         for where in ended:
             key = (where.stream_id, where.range_index)
             try_at, _ = self._failures.get(key, _NEVER)
@@ -112,18 +111,18 @@ class Settler:
             task.exception()
 
     async def hand_over(self) -> None:
-        """Let streams go on at other servers, before this one stops.
+        """Let streams go on at other servers before this server stops.
 
-        Appends that wait to be committed are acknowledged once the ends of their ranges are
-        decided, and enough other servers have settled these. There is a timeout, for a server that
-        is alone or a placement driver that is down.
+        Waiting appends are acknowledged when the ends of their ranges are decided, and enough other
+        servers have settled. The timeout is for a single server, or a placement driver that is
+        down.
         """
         primary = self._host.primary
         if not self._host.table.replicated() and not primary.unsettled_count:
             return
-        # Its next look would find the ranges fenced, and ask for their ends before the others have
-        # all of them.
-        await cancel_all([self._looking])
+        # The next poll would find the ranges fenced, and ask to end them before the other servers
+        # have all entries.
+        await cancel_all([self._polling])
         try:
             async with asyncio.timeout(_HAND_OVER_SECONDS):
                 await self._driver.announce_leaving()
@@ -133,7 +132,7 @@ class Settler:
                 while primary.unsettled_count or any(
                     stream_id not in refused for stream_id, _ in primary.led()
                 ):
-                    await self._look()
+                    await self._poll()
                     await asyncio.sleep(_HAND_OVER_STEP_SECONDS)
         except (SbpError, TimeoutError) as error:
             left = len(primary.led()) + primary.unsettled_count
@@ -143,33 +142,32 @@ class Settler:
                 _LOG.info("ranges handed over ranges=%d", count)
 
     async def _complete_others(self, led: Sequence[RangeKey]) -> None:
-        """Accept nothing more in ranges led here, and let the other servers get all of them.
+        """Fence the ranges led here, and wait until the other servers have all their entries.
 
-        Their ranges could otherwise end with more than the others have, who would get the rest only
-        from this server, when it is back. Or with less than is here: then appends would wait until
-        the log is read to cut the rest.
+        Otherwise a range could end with entries that only this server has, until it is back. Or
+        with less than is here: then appends would wait until the log is read to truncate the rest.
         """
         await asyncio.gather(*(self._host.seal(*key) for key in led))
         await self._host.primary.complete(led, self._host.primary.is_everywhere)
 
     async def stop(self) -> None:
-        """Stop; what is not settled will be after the next start."""
-        await cancel_all([self._looking, *self._at_work.values()])
+        """Stop; the next start settles the rest."""
+        await cancel_all([self._polling, *self._at_work.values()])
         await self.scrubber.stop()
         await self._copier.stop()
 
-    async def _keep_looking(self) -> None:
-        """Look up what is decided, and ask for what should be."""
+    async def _keep_polling(self) -> None:
+        """Look up decided ends, and ask to end ranges, until cancelled."""
         while True:
             try:
-                await self._look()
+                await self._poll()
             except SbpError as error:
                 _LOG.warning("ends of ranges cannot be looked up now: %s", error)
-            except Exception:  # noqa: BLE001 - copies must be settled after the next look
+            except Exception:  # noqa: BLE001 - copies must be settled after the next poll
                 _LOG.exception("ends of ranges not looked up: unexpected error")
             await asyncio.sleep(limits.REPLICA_CHECK_INTERVAL_MS / 1000)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         troubled = set(self._host.primary.troubled(is_full=self._disk_space.is_refusing))
         now = self._loop.time()
         is_round = now >= self._next_round
@@ -201,23 +199,23 @@ class Settler:
     async def _without_primary(
         self, undecided: Sequence[HostedRange], troubled: Collection[RangeKey], now: float
     ) -> dict[RangeKey, SealCause]:
-        """Settle those that have ended; return those that this server has to let end, and why."""
+        """Settle ended ranges; return the ranges to end for this server, with the cause."""
         placed = await self._driver.list_hosted_ranges(
             list(dict.fromkeys(each.stream_id for each in undecided))
         )
-        where = {
-            (each.stream_range.stream_id, each.stream_range.range_index): each.stream_range
-            for each in placed
-        }
-        known = [(hosted, where[hosted.key]) for hosted in undecided if hosted.key in where]
-        missing = [hosted.key for hosted in undecided if hosted.key not in where]
-        kept = {hosted.key for hosted in self._host.table.replicated()} - where.keys()
+        known = [
+            (hosted, placed[hosted.key].stream_range)
+            for hosted in undecided
+            if hosted.key in placed
+        ]
+        missing = [hosted.key for hosted in undecided if hosted.key not in placed]
+        kept = {hosted.key for hosted in self._host.table.replicated()} - placed.keys()
         self._unlisted = {key: at for key, at in self._unlisted.items() if key in kept} | {
             key: _later(now, self._unlisted.get(key, _NEVER)[1]) for key in missing
         }
-        self._inherited &= {hosted.key for hosted, each in known if self._was_first(each)}
+        self._inherited &= {hosted.key for hosted, each in known if self._host.is_first(each)}
         self.settle_soon([each for _, each in known if each.end_seq >= 0])
-        led = [hosted for hosted, each in known if each.end_seq < 0 and self._was_first(each)]
+        led = [hosted for hosted, each in known if each.end_seq < 0 and self._host.is_first(each)]
         causes: dict[RangeKey, SealCause] = {}
         for hosted in led:
             if self._has_no_primary(hosted):
@@ -229,12 +227,9 @@ class Settler:
     def _has_no_primary(self, hosted: HostedRange) -> bool:
         return hosted.state is RangeState.FENCED or hosted.key in self._inherited
 
-    def _was_first(self, where: StreamRange) -> bool:
-        first = where.servers[0].server
-        return first is not None and first.server_id == self._driver.server_id
-
     async def _try_to_settle(self, where: StreamRange) -> None:
-        hosted = self._host.table.range_at(where.stream_id, where.range_index)
+        hosted = self._host.table.maybe_range((where.stream_id, where.range_index))
+        assert hosted is not None
         if hosted.end_offset is not None and hosted.key not in self._damaged:
             return
         try:
@@ -260,23 +255,23 @@ class Settler:
             )
 
     async def _settle(self, hosted: HostedRange, where: StreamRange) -> None:
-        """Make the entries of a copy those with which its range ended. Raises SbpError."""
+        """Give a copy the entries with which its range ended. Raises SbpError."""
         end = Prefix(where.end_seq, bytes(where.end_digest))
-        await self._host.seal(*hosted.key)  # fenced: nothing else is appended
+        await self._host.seal(*hosted.key)  # fences it, so that nothing else is appended
         logged = self._log.maybe_range(hosted.key)
         assert logged is not None
         if not logged.is_whole:
             await self._mend(logged, end.seq)
-        if _seq(logged.prefix) > end.seq or not logged.is_whole:
-            cut = await self._loop.run_in_executor(
-                self._readers, self._log.cut, hosted.key, where.end_offset, end
+        if logged.seq > end.seq or not logged.is_whole:
+            truncation = await self._loop.run_in_executor(
+                self._readers, self._log.truncation, hosted.key, where.end_offset, end
             )
-            await self._committer.submit([cut])
+            await self._committer.submit([truncation])
             return
         await self._committer.submit([await self._copier.complete(hosted, where)])
 
     async def _mend(self, logged: LoggedRange, end_seq: int) -> None:
-        """Mend what is damaged of a copy; whether that is all is known when it is read again."""
+        """Mend the damaged entries of a copy, as far as another replica has them."""
         first = await self._loop.run_in_executor(
             self._readers, self._log.segment_before, logged.key, logged.seq
         )
@@ -289,10 +284,6 @@ class Settler:
 def _later(
     now: float, last: float, longest_ms: int = limits.SETTLE_BACKOFF_MS_MAX
 ) -> tuple[float, float]:
-    """Return when to try again, and the seconds until then, which double each time."""
+    """Return the next attempt, and the backoff in seconds, which doubles each time."""
     wait = min(max(2 * last, limits.REPLICA_CHECK_INTERVAL_MS / 1000), longest_ms / 1000)
     return now + wait, wait
-
-
-def _seq(prefix: Prefix | None) -> int:
-    return 0 if prefix is None else prefix.seq

@@ -77,15 +77,21 @@ def uncut_tail() -> None:
 def forgotten_seals() -> None:
     """Seals are answered and do not outlive the process."""
     from sbp_core.rangeserver.appending.commit import GroupCommitter
+    from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeState
     from sbp_core.segment_format import EntryKind
 
     submit = GroupCommitter.submit
+    ended = {RangeState.SEALED, RangeState.DELETED}
+
+    def end_offset(hosted: HostedRange) -> int | None:
+        return hosted.assigned_offset if hosted.state in ended else None
 
     def submit_the_rest(committer: GroupCommitter, entries, memory_bytes: int = 0):
         rest = [entry for entry in entries if entry.kind is not EntryKind.SEAL]
         return submit(committer, rest, memory_bytes)
 
     GroupCommitter.submit = submit_the_rest
+    HostedRange.end_offset = property(end_offset)
 
 
 def early_reads() -> None:
