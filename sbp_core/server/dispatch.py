@@ -251,9 +251,21 @@ class ServerCall:
         finally:
             if self._patience is not None:
                 self._patience.cancel()
-            if self._audited is not None:
-                self._audited.end(self.peer.standing, self._clock.wall_ms())
-            on_end(unsent)
+            try:
+                self._write_audit_events()
+            finally:
+                on_end(unsent)
+
+    def _write_audit_events(self) -> None:
+        """Write the audit events of the call; a failure is logged, for the answer has been sent."""
+        if self._audited is None:
+            return
+        try:
+            self._audited.end(self.peer.standing, self._clock.wall_ms())
+        except Exception:  # noqa: BLE001 - the call has ended, and must give back what it holds
+            _LOG.exception(
+                "audit event lost operation=%s peer=%s", self.opcode.name, self._peer_name
+            )
 
     async def _serve(self, handler: Handler) -> None:
         try:

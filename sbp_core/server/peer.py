@@ -319,14 +319,18 @@ class Peer(asyncio.BufferedProtocol):
 
     def serve(self, frame: Frame, held: Held) -> None:
         """Serve a request that counts for what is `held`."""
-        task = self._dispatcher.begin(
-            frame,
-            self,
-            self.name,
-            received_at=self._incoming.received_at,
-            on_end=partial(self._work.end, held, frame.opcode != Opcode.HEARTBEAT),
-            held=held,
-        )
+        try:
+            task = self._dispatcher.begin(
+                frame,
+                self,
+                self.name,
+                received_at=self._incoming.received_at,
+                on_end=partial(self._work.end, held, frame.opcode != Opcode.HEARTBEAT),
+                held=held,
+            )
+        except BaseException:  # before the call could begin, so nothing else gives this back
+            held.end()
+            raise
         if task is not None:
             self._work.go_on(task, held)
 
@@ -427,8 +431,8 @@ class Work:
 
     def end(self, held: Held, is_use: bool, error: Exception | None) -> None:  # noqa: FBT001
         """Note the end of a request, and why its answer could not be sent."""
-        held.end()
         has_waited = self._tasks.pop(held, None) is not None
+        held.end()
         if has_waited and is_use:
             self.note_use()
         if has_waited or error is not None:
