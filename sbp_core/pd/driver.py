@@ -1,7 +1,8 @@
 """A placement driver from start to stop: its settings, store, membership and listener.
 
-Read model.py first (the values), then streams/stream_handlers.py (the operations), range_servers.py
-(which servers are alive), and txns/publications.py (how a committed batch becomes visible).
+Read model.py first (the values), then streams/stream_handlers.py (the operations),
+server_membership.py (which servers are alive), and txns/publications.py (how a committed batch
+becomes visible).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import ClassVar, Final
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.capacity import CapacityLimits
+from sbp_core.pd.driver_metrics import LEADER, METRICS, TERM
 from sbp_core.pd.election import Election
 from sbp_core.pd.metadata.store import StoreThread, is_shared, open_store
-from sbp_core.pd.observing import LEADER, METRICS, TERM
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import COMMON, Catalog, Reading

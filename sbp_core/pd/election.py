@@ -20,11 +20,11 @@ from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, NotLeaderError, StatusCode, StatusError
+from sbp_core.pd.driver_metrics import Observation
 from sbp_core.pd.metadata.leadership import Leadership, Node
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeServerRecord
-from sbp_core.pd.observing import Observation
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.runtime import Clock, cancel_all

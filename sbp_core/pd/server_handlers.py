@@ -12,7 +12,7 @@ from sbp_core import limits
 from sbp_core.errors import NotFoundError, StatusError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import HostedCounts, RangeRecord, RangeServerRecord
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.fail_over import FailOver, missing_replicas
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.stream_operations import check_item_count

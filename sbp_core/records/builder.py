@@ -13,12 +13,12 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression, check_values, row_ends
-from sbp_core.records.encodings.columns import (
+from sbp_core.records.encodings.columns_encoding import (
     check_columns_schema,
     check_timestamp_column,
     encode_checked_columns,
 )
-from sbp_core.records.encodings.rows import check_rows_schema, encode_checked_rows
+from sbp_core.records.encodings.rows_encoding import check_rows_schema, encode_checked_rows
 from sbp_core.records.stream_schema import StreamSchema, check_required
 
 _SLICES_MAX: Final = 256

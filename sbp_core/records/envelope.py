@@ -9,9 +9,9 @@
     | ...    | body, in the encoding that the metadata names                      |
 
 Numbers are big-endian. The property `encoding` of the metadata names the form of the body, and
-`body_bytes` is its length in decimal, so that batches can stand back to back; encodings/columns.py
-has two more. The padding makes fixed part and metadata a multiple of 8 bytes together: in an
-aligned buffer bodies are aligned.
+`body_bytes` is its length in decimal, so that batches can stand back to back. A batch of columns
+has two more properties (encodings/columns_encoding.py). The padding makes fixed part and metadata a
+multiple of 8 bytes together: in an aligned buffer bodies are aligned.
 
 Without an encoding the body is a record sequence, as other clients write it:
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from sbp_core.records.encodings.rows import ROWS_SCHEMA
+from sbp_core.records.encodings.rows_encoding import ROWS_SCHEMA
 from sbp_core.records.stream_schema import StreamSchema, name_text, type_text
 from sbp_core.wording import listed
 

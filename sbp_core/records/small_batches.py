@@ -34,7 +34,7 @@ from sbp_core.records.arrow_message import (
     read_outline,
 )
 from sbp_core.records.encodings import decode_batch, encoding_of
-from sbp_core.records.encodings.rows import ROWS_SCHEMA
+from sbp_core.records.encodings.rows_encoding import ROWS_SCHEMA
 from sbp_core.records.envelope import Envelope
 from sbp_core.records.stream_schema import StreamSchema, check_required
 

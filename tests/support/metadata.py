@@ -33,7 +33,7 @@ from sbp_core.pd.model import (
     SchemaRecord,
     SealedRange,
 )
-from sbp_core.pd.txns.transactions import Manifest, Part
+from sbp_core.pd.txns.decisions import Manifest, Part
 
 END_SECONDS = 60
 NO_LEASE_MS = 0

@@ -3,9 +3,9 @@
 import pytest
 
 from sbp_core.log.states.writer_states import NO_WRITERS
-from sbp_core.pd.metadata.servers import Restore
+from sbp_core.pd.metadata.server_tables import Restore
 from sbp_core.pd.model import NewStream, RangeRecord, SchemaRecord, StreamRecord
-from sbp_core.pd.txns.transactions import Decided, Manifest
+from sbp_core.pd.txns.decisions import Decided, Manifest
 
 FIRST = 1 << 16
 STREAM = StreamRecord(7, "a", 2, 2, 60_000, 123, 9)

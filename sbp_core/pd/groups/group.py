@@ -33,8 +33,8 @@ on above earlier ones, also after the group was empty, and where the metadata we
 backup, which has no members.
 
 Members, holdings and generations are in the metadata, so the next leader goes on with them, and
-checks commits by them. Only when members were heard last is in memory (sessions.py); a new leader
-waits for one session timeout.
+checks commits by them. Only the times at which members were heard last are in memory
+(member_sessions.py), so a new leader waits for one session timeout.
 """
 
 from __future__ import annotations

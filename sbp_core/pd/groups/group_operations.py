@@ -16,7 +16,7 @@ from sbp_core.group_limits import GROUP_ALL_PATTERNS_MAX, GROUP_MEMBERS_MAX, GRO
 from sbp_core.pd.groups.assigning import Eligible
 from sbp_core.pd.groups.eligibility import KnownStreams, eligible_streams
 from sbp_core.pd.groups.group import Group, Member
-from sbp_core.pd.groups.sessions import Sessions
+from sbp_core.pd.groups.member_sessions import Sessions
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.wire.status import shown
 

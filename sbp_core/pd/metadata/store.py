@@ -26,13 +26,13 @@ from sbp_core.pd.metadata.cursors import CursorTable
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.grants import GrantTable
-from sbp_core.pd.metadata.groups import GroupTables
+from sbp_core.pd.metadata.group_tables import GroupTables
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.schemas import SchemaTable
-from sbp_core.pd.metadata.servers import RestoreTable, ServerTables
+from sbp_core.pd.metadata.server_tables import RestoreTable, ServerTables
 from sbp_core.pd.metadata.sqlite_file import SqliteFile
-from sbp_core.pd.metadata.streams import PropertyTable, StreamTables
-from sbp_core.pd.metadata.transactions import TransactionTables
+from sbp_core.pd.metadata.stream_tables import PropertyTable, StreamTables
+from sbp_core.pd.metadata.txn_tables import TransactionTables
 
 _NO_SETTINGS: Final = CapacityLimits()
 _SHARED_SCHEMES: Final = frozenset({"postgresql", "postgres"})

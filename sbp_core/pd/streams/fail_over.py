@@ -23,7 +23,7 @@ from sbp_core.errors import SbpError, StatusError, ThrottledError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import Copies, RangeRecord, ServerLoad
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult, StreamRange

@@ -22,7 +22,7 @@ from sbp_core.log.states.range_states import RangeKey
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_SEQ, RangeRecord, RangeServerRecord, ServerLoad, range_table
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.sealing import RangeAnnouncer
 from sbp_core.peers.range_servers import Peers, by_address
 from sbp_core.server.runtime import Clock, cancel_all

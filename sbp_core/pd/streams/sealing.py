@@ -20,7 +20,7 @@ from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError, ThrottledError, TransportError
 from sbp_core.pd.metadata.store import StoreThread
 from sbp_core.pd.model import SealedRange, ServerLoad
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.fencing import Fence
 from sbp_core.pd.streams.range_operations import (
     NO_TARGETS,

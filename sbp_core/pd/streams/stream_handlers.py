@@ -23,25 +23,25 @@ from sbp_core.errors import (
     StatusError,
     invalid,
 )
-from sbp_core.pd.backups.cut import CutTaker
-from sbp_core.pd.backups.restore import Restorer
+from sbp_core.pd.backups.cut_handlers import CutTaker
+from sbp_core.pd.backups.restore_handlers import Restorer
+from sbp_core.pd.driver_metrics import Observation
 from sbp_core.pd.grant_handlers import GrantHandlers, StoredRights
 from sbp_core.pd.groups.group_handlers import GroupHandlers
 from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import ServerLoad
-from sbp_core.pd.observing import Observation
-from sbp_core.pd.range_servers import Joining, Membership, log_missing_servers
 from sbp_core.pd.server_handlers import ServerHandlers
+from sbp_core.pd.server_membership import Joining, Membership, log_missing_servers
 from sbp_core.pd.streams import change_operations as changes
 from sbp_core.pd.streams import stream_operations as operations
 from sbp_core.pd.streams.change_operations import Trimmer
 from sbp_core.pd.streams.cursor_handlers import CursorHandlers
 from sbp_core.pd.streams.fail_over import FailOver
-from sbp_core.pd.streams.range_handlers import RangeHandlers
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.schema_handlers import SchemaHandlers
+from sbp_core.pd.streams.seal_handlers import RangeHandlers
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
 from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.pd.txns.ending import RangeServers

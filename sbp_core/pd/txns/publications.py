@@ -24,7 +24,7 @@ from sbp_core.errors import (
     TxnEndedError,
     TxnIncompleteError,
 )
-from sbp_core.pd.txns.transactions import Part
+from sbp_core.pd.txns.decisions import Part
 from sbp_core.session.states import Machine, row
 from sbp_core.wire.txn_id import copy_of
 

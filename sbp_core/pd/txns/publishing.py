@@ -23,6 +23,7 @@ from sbp_core import limits
 from sbp_core.errors import RequestTimeoutError, SbpError, ShuttingDownError, StoreUnavailableError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.sealing import Sealer
+from sbp_core.pd.txns.decisions import Decision, Manifest, Part, TxnRecord
 from sbp_core.pd.txns.ending import Combiner, RangeServers, Route
 from sbp_core.pd.txns.publications import (
     Publication,
@@ -30,7 +31,6 @@ from sbp_core.pd.txns.publications import (
     PublicationState,
     publications_of,
 )
-from sbp_core.pd.txns.transactions import Decision, Manifest, Part, TxnRecord
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import RangeId
 from sbp_core.wire.status import check_status

@@ -1,6 +1,6 @@
 """COMMIT_TXN and DESCRIBE_TXNS: deciding transactions, and describing the decisions.
 
-SPEC "COMMIT_TXN", "DESCRIBE_TXNS". The rules are in transactions.py; publishing.py makes committed
+SPEC "COMMIT_TXN", "DESCRIBE_TXNS". The rules are in decisions.py; publishing.py makes committed
 batches visible while the call waits.
 """
 
@@ -24,9 +24,7 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.stream_operations import check_item_count
-from sbp_core.pd.txns.ending import RangeServers
-from sbp_core.pd.txns.publishing import STOPPING, UNANSWERED, Progress, Publisher, Reason
-from sbp_core.pd.txns.transactions import (
+from sbp_core.pd.txns.decisions import (
     AbortedTxn,
     Manifest,
     Part,
@@ -35,6 +33,8 @@ from sbp_core.pd.txns.transactions import (
     check_manifest,
     check_owner,
 )
+from sbp_core.pd.txns.ending import RangeServers
+from sbp_core.pd.txns.publishing import STOPPING, UNANSWERED, Progress, Publisher, Reason
 from sbp_core.server.answers import in_frames, in_parts
 from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock

@@ -22,8 +22,8 @@ from sbp_core.pd.metadata.history import last_id_of_epoch
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import CursorChange, RangeRecord, SchemaRecord, ServerLoad, StreamRecord
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.range_servers import Membership
-from sbp_core.pd.txns.transactions import Decided
+from sbp_core.pd.server_membership import Membership
+from sbp_core.pd.txns.decisions import Decided
 from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (

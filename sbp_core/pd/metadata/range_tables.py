@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from sbp_core.log.states.writer_states import NO_WRITERS
 from sbp_core.pd.metadata.database import Database
-from sbp_core.pd.metadata.servers import ServerTables
+from sbp_core.pd.metadata.server_tables import ServerTables
 from sbp_core.pd.metadata.tables import COUNT_MAX, ONE, ranges, replicas, streams, writers
 from sbp_core.pd.model import NO_SEQ, Copies, HostedCounts, RangeRecord, SealedRange
 from sbp_core.wire.headers import RangeId

@@ -26,7 +26,7 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import NO_SEQ, RangeRecord, ServerLoad, range_table
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.range_operations import create_range
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer

@@ -24,7 +24,7 @@ from sbp_core.pd.metadata.tables import (
     txn_parts,
     txns,
 )
-from sbp_core.pd.txns.transactions import (
+from sbp_core.pd.txns.decisions import (
     AbortedTxn,
     Decided,
     Decision,

@@ -12,10 +12,10 @@ from typing import Final
 from sqlalchemy import BigInteger, BindParameter, Text, bindparam, case, delete, func, update
 
 from sbp_core.pd.metadata.database import Database
-from sbp_core.pd.metadata.ranges import RangeTables
-from sbp_core.pd.metadata.servers import ServerTables
+from sbp_core.pd.metadata.range_tables import RangeTables
+from sbp_core.pd.metadata.server_tables import ServerTables
 from sbp_core.pd.metadata.tables import cluster, ranges, stream_properties, streams
-from sbp_core.pd.metadata.transactions import TransactionTables
+from sbp_core.pd.metadata.txn_tables import TransactionTables
 from sbp_core.pd.model import (
     ChangeRefusal,
     NewStream,
