@@ -5,9 +5,9 @@ SQLite has checksums in its write-ahead log only. So each table has a stored gen
 of `last_commit` has, as JSON, a hash of the declarations of all tables, and how many rows each has:
 so a row that is lost is noticed, too.
 
-Files of versions 11 to 15 are checked before they are migrated. The one row of their table
-`content` has the number of the last commit and, for each table, the number of its rows and the sum
-of their hashes modulo 2**128, as JSON with a checksum of its own.
+A file of version 11 is checked before it is migrated. The one row of its table `content` has the
+number of the last commit and, for each table, the number of its rows and the sum of their hashes
+modulo 2**128, as JSON with a checksum of its own.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ from sbp_core.errors import ConfigurationError
 
 SCHEMA_VERSION: Final = 16
 """The newest version, which is the revision of the newest migration."""
-SCHEMA_VERSION_MIN: Final = 11
-"""The oldest version that is migrated: that of release 0.1.0."""
+SCHEMA_VERSION_BEFORE: Final = 11
+"""The version of release 0.1.0, which is migrated. No release had the versions between the two."""
 
 COMMON: Final = MetaData()
 """The tables of both homes."""
@@ -385,12 +385,12 @@ def create_tables(connection: Connection, own: MetaData, last_number: int = 0) -
 
 def check_version(version: object, store: str) -> int:
     """Return the version of the tables of a store. Raises ConfigurationError for unknown ones."""
-    if isinstance(version, int) and SCHEMA_VERSION_MIN <= version <= SCHEMA_VERSION:
+    if isinstance(version, int) and version in {SCHEMA_VERSION_BEFORE, SCHEMA_VERSION}:
         return version
-    is_older = isinstance(version, int) and 0 < version < SCHEMA_VERSION_MIN
+    is_older = isinstance(version, int) and 0 < version < SCHEMA_VERSION_BEFORE
     remedy = "start release 0.1.0 with it once" if is_older else "use the release that wrote it"
     raise ConfigurationError(
-        f"{store} has schema version {version!r}, this release reads {SCHEMA_VERSION_MIN} to"
+        f"{store} has schema version {version!r}, this release reads {SCHEMA_VERSION_BEFORE} and"
         f" {SCHEMA_VERSION}; {remedy}"
     )
 
