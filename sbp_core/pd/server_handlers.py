@@ -15,7 +15,6 @@ from sbp_core.pd.model import HostedCounts, RangeRecord, RangeServerRecord
 from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.fail_over import FailOver, missing_replicas
 from sbp_core.pd.streams.repair import Repair
-from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.replication import answers_needed
 from sbp_core.server.answers import in_frames
 from sbp_core.server.dispatch import Answer, Response, ServerCall
@@ -101,7 +100,6 @@ class ServerHandlers:
     async def drain(self, call: ServerCall) -> Answer:
         """SPEC "DRAIN_SERVERS": nothing is changed if one of the servers is unknown."""
         request = call.decode(DrainServersRequest)
-        check_item_count(len(request.server_ids))
         try:
             self._membership.draining = await self._store.run(
                 _drain, request.server_ids, is_cancelled=request.is_cancelled

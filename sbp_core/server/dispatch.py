@@ -26,6 +26,7 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
     UnsupportedError,
+    invalid,
 )
 from sbp_core.server.audit import AuditTrail
 from sbp_core.server.budget import Held, memory_bytes
@@ -39,6 +40,7 @@ from sbp_core.session.negotiation import Agreement
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
+    ITEM_FIELDS,
     ClientRole,
     Feature,
     HeartbeatRequest,
@@ -191,6 +193,8 @@ class ServerCall:
     def decode(self, table: type[T]) -> T:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.
 
+        Raises InvalidRequestError for more than STREAMS_PER_REQUEST_MAX items.
+
         Where deadlines were agreed on, the call ends when the `timeout_ms` of the header is over:
         the caller has stopped waiting. Raises RequestTimeoutError if that is so already.
         """
@@ -199,6 +203,8 @@ class ServerCall:
             return narrowed
         header, decoded_bytes = decode_measured(table, self._frame.header)
         self._keep_only(decoded_bytes)
+        for name in ITEM_FIELDS.get(table, ()):
+            check_item_count(len(getattr(header, name)))
         if self._audited is not None:
             self._audited.decoded(header)
         if isinstance(header, HeartbeatRequest) and header.client_role in _CLUSTER_ROLES:
@@ -350,6 +356,15 @@ class ServerCall:
             if self.agreement.has_handler_duration:
                 header = with_duration(header, seconds)
         return encode_header(header)
+
+
+def check_item_count(count: int) -> None:
+    """Raise InvalidRequestError for more items than one request may have."""
+    if count > limits.STREAMS_PER_REQUEST_MAX:
+        raise invalid(
+            f"the request has {count} items, and at most {limits.STREAMS_PER_REQUEST_MAX} are"
+            " accepted; split it"
+        )
 
 
 def _late() -> RequestTimeoutError:

@@ -23,12 +23,11 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sbp_core import limits
 from sbp_core.access.identity import Identity
 from sbp_core.access.rights import ON_STREAMS, SUBJECT_LENGTH_MAX, Right
-from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError, invalid
+from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError
 from sbp_core.server.answers import cut, responses_of
-from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall, check_item_count
 from sbp_core.server.refused_items import Merger, narrow, refused_result
 from sbp_core.server.trust import denied
 from sbp_core.wire.headers import (
@@ -242,18 +241,9 @@ class Guard:
                 return answer
             return _revised(answer, partial(self._leave_out, identity, rights))
         if judgement is None:
-            judgement = await self._judge(identity, rights, targets)
+            check_item_count(len(targets))  # the columns of `staged` may name more than items
+            judgement = await self._authority.judge(identity, rights, targets)
         return await _serve_judged(rule, handler, call, request, judgement)
-
-    async def _judge(
-        self, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
-    ) -> Judgement:
-        if len(targets) > limits.STREAMS_PER_REQUEST_MAX:
-            raise invalid(
-                f"the request has {len(targets)} items, and at most"
-                f" {limits.STREAMS_PER_REQUEST_MAX} are accepted; split it"
-            )
-        return await self._authority.judge(identity, rights, targets)
 
     def _is_free(self, call: ServerCall, rule: Rule | Caller) -> bool:
         """Whether nothing about the streams of a request has to be checked.

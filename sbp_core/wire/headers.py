@@ -33,6 +33,12 @@ RESULT_FIELDS: Final[Mapping[type, str]] = {
 """The one field of a response table that has an entry for each item; not every table has one."""
 
 
+ITEM_FIELDS: Final[Mapping[type, tuple[str, ...]]] = {
+    table: tuple(field.name for field in LAYOUTS[table] if isinstance(field.kind, Vector))
+    for table in REQUEST_TABLES.values()
+}
+"""The fields of a request table that have an entry for each item."""
+
 encode_header: Final = _SCHEMA.encode
 decode_header: Final = _SCHEMA.decode
 decode_measured: Final = _SCHEMA.decode_measured

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+from msgspec import ValidationError, convert
 
 from sbp_core.access.rights import checked_grant
 from sbp_core.errors import ThrottledError, invalid
@@ -34,6 +36,8 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, shown
+
+T = TypeVar("T")
 
 _BACKUP_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _INDEX_SHIFT: Final = 16
@@ -154,13 +158,7 @@ def _add(store: MetadataStore, part: ClusterMetadata, servers: tuple[ServerLoad,
             if known is None
         ]
     )
-    news = [
-        SchemaRecord(
-            each.stream_id, each.version, each.fingerprint or "", each.schema, each.registered_at_ms
-        )
-        for each in part.schemas
-    ]
-    for new in news:
+    for new in _records(part.schemas, SchemaRecord):
         newest = store.schemas.maybe_newest(new.stream_id)
         if newest is None or newest.version < new.version:
             store.schemas.register([new])
@@ -178,19 +176,15 @@ def _add(store: MetadataStore, part: ClusterMetadata, servers: tuple[ServerLoad,
             ],
             is_revoked=False,
         )
-    store.transactions.restore(
-        [
-            Decided(
-                each.producer or "",
-                each.batch_number,
-                each.record_count,
-                each.digest,
-                each.decided_at_ms,
-                each.subject,
-            )
-            for each in part.txns
-        ]
-    )
+    store.transactions.restore(_records(part.txns, Decided))
+
+
+def _records(tables: Sequence[object], record: type[T]) -> list[T]:
+    """Return the values that the store has, whose fields have the names of those in the tables."""
+    try:
+        return convert(tables, list[record], from_attributes=True)  # type: ignore[valid-type]
+    except ValidationError as error:
+        raise invalid(f"the backup has an incomplete {record.__name__}: {error}") from error
 
 
 def _id_of(extent: StreamExtent) -> int:

@@ -16,7 +16,6 @@ from sbp_core.pd.groups.group import Group, Holding, Member
 from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import check_group_name
-from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.server.answers import each_of, in_parts
 from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.server.runtime import Clock, cancel_all
@@ -89,7 +88,6 @@ class GroupHandlers:
         request = call.decode(GroupHeartbeatRequest)
         name = _checked_group(call, request.group)
         member_id = _checked_member_id(request.member_id)
-        check_item_count(len(request.stream_ids))
         group = await self._store.run(
             self.operations.heartbeat,
             name,

@@ -49,6 +49,11 @@ class CursorTable:
         rows = self._database.page(cursors, (stream_id,), count_max, group_name=group)
         return [CursorRecord(*row[1:]) for row in rows]
 
+    def all(self) -> list[tuple[str, CursorRecord]]:
+        """Return all cursors with their groups, by group and stream id."""
+        rows = self._database.rows(cursors)
+        return [(group, CursorRecord(*row)) for group, *row in rows]
+
     def groups_after(self, group: str, count_max: int) -> list[GroupRecord]:
         """Return up to `count_max` groups whose names come after `group`, by name."""
         rows = self._database.query(_GROUPS_AFTER, after=group, count_max=count_max)

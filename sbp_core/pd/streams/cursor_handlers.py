@@ -19,8 +19,8 @@ from sbp_core.pd.model import (
     CursorRecord,
     check_group_name,
 )
-from sbp_core.pd.streams.stream_operations import apply_accepted, check_item_count, no_stream
-from sbp_core.server.answers import cut, in_frames, in_parts
+from sbp_core.pd.streams.stream_operations import apply_accepted, no_stream
+from sbp_core.server.answers import cut, in_parts, with_results
 from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
@@ -45,7 +45,6 @@ class CursorHandlers:
     async def commit(self, call: ServerCall) -> Answer:
         """Set cursors of a group; they are durable when they are answered, in their order."""
         request = call.decode(CommitCursorsRequest)
-        check_item_count(len(request.cursors))
         check_group_name(request.group or "")
         results = await self._store.run(
             commit_cursors,
@@ -56,12 +55,11 @@ class CursorHandlers:
             generation=request.generation,
             subject=call.restricted_subject,
         )
-        return in_frames(results, lambda part: CommitCursorsResponse(cursors=part, status=SUCCESS))
+        return with_results(CommitCursorsResponse, results)
 
     async def describe(self, call: ServerCall) -> Answer:
         """Describe the cursors of a group, all or for some streams; without a group, the groups."""
         request = call.decode(DescribeCursorsRequest)
-        check_item_count(len(request.stream_ids))
         if request.group is not None:
             check_group_name(request.group)
         elif request.stream_ids:

@@ -21,7 +21,7 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import SchemaRecord
-from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
+from sbp_core.pd.streams.stream_operations import no_stream
 from sbp_core.records.evolution import check_evolution
 from sbp_core.records.stream_schema import decode_stream_schema
 from sbp_core.server.answers import in_parts
@@ -51,7 +51,6 @@ class SchemaHandlers:
     async def register(self, call: ServerCall) -> Answer:
         """Add versions to schemas; they are durable when they are answered, in their order."""
         request = call.decode(RegisterSchemasRequest)
-        check_item_count(len(request.schemas))
         return in_parts(
             self._registered(request.schemas),
             lambda part: RegisterSchemasResponse(schemas=part, status=SUCCESS),
@@ -66,7 +65,6 @@ class SchemaHandlers:
     async def describe(self, call: ServerCall) -> Answer:
         """Describe the versions of the schemas of streams, all or the newest ones."""
         request = call.decode(DescribeSchemasRequest)
-        check_item_count(len(request.stream_ids))
         return in_parts(
             self._described(request),
             lambda part: DescribeSchemasResponse(schemas=part, status=SUCCESS),

@@ -335,15 +335,6 @@ def _ranges_of(
     return found
 
 
-def check_item_count(count: int) -> None:
-    """Raise InvalidRequestError when a request has more than STREAMS_PER_REQUEST_MAX items."""
-    if count > limits.STREAMS_PER_REQUEST_MAX:
-        raise invalid(
-            f"the request has {count} items, and at most {limits.STREAMS_PER_REQUEST_MAX} are"
-            " accepted; split it"
-        )
-
-
 def no_stream(stream_id: int) -> NotFoundError:
     """Return the error for a stream that does not exist."""
     return NotFoundError.of(f"stream {stream_id} does not exist (or was deleted)")

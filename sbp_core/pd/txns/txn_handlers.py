@@ -23,7 +23,6 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.pd.txns.decisions import (
     AbortedTxn,
     Manifest,
@@ -83,7 +82,6 @@ class TxnHandlers:
     async def commit(self, call: ServerCall) -> Answer:
         """SPEC "COMMIT_TXN": commit a batch, give up its lost records, or abort transactions."""
         request = call.decode(CommitTxnRequest)
-        check_item_count(len(request.parts))
         if request.staged and not request.commit:
             raise invalid("`staged` is for commits: give up transactions by `parts`")
         if request.give_up:
