@@ -56,7 +56,7 @@ async def _marked(storage: BackupStorage, path: str) -> AsyncIterator[None]:
 
 
 def _error(storage: BackupStorage, problem: str, paths: Sequence[str], command: str) -> BackupError:
-    """Return an error that names marks with their age, as one that was killed leaves its mark."""
+    """Return an error that names marks with their age: a killed command leaves its mark."""
     now = datetime.now(UTC)
     shown = "; ".join(_aged(path.rpartition("/")[2], now) for path in paths)
     objects = " and ".join(f"{storage.name.rstrip('/')}/{path}" for path in paths)

@@ -67,7 +67,7 @@ class BackupStorage:
             ) from error
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write an object, in place of one that is there; it is durable then."""
+        """Write an object durably, in place of an object with this path."""
         from obstore.exceptions import BaseError
 
         try:

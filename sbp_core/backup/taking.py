@@ -61,9 +61,9 @@ ChunksByStream = Mapping[tuple[int, int], Sequence[ChunkRef]]
 
 @dataclass(slots=True)
 class Progress:
-    """How far a backup or a restore is. Bytes are those of chunks, but for `bytes_done`.
+    """How far a backup or a restore is, in bytes of chunks.
 
-    `bytes_done` of about `byte_count` are read. That is None if it is not known.
+    `bytes_done` of about `byte_count` bytes of records are read; `byte_count` is None if unknown.
     """
 
     stream_count: int = 0
@@ -210,7 +210,7 @@ class _Copier:
         self._on_progress = on_progress
 
     async def copy_all(self, streams: Sequence[StreamEntry]) -> list[StreamEntry | None]:
-        """Return the streams with their chunks, None for those that were deleted."""
+        """Return the streams with their chunks, None for deleted streams."""
         results: list[StreamEntry | None] = [None] * len(streams)
 
         async def copy(at: int) -> None:
@@ -294,9 +294,9 @@ def _batches(
 ) -> Iterator[tuple[int, int, bytes]]:
     """Yield the first offset, the end offset and the bytes of batches from `position` on.
 
-    A server may have merged small batches since the cut, or since those before were copied. So one
-    is cut where it begins before `position`, or ends behind `end_offset`. Only the first batch of a
-    stream may begin before: it is restored whole, and then trimmed.
+    A server may have merged small batches since the cut, or since earlier batches were copied. So a
+    batch is cut if it begins before `position`, or ends behind `end_offset`. Only the first batch
+    of a stream may begin before: it is restored whole, and then trimmed.
 
     Raises BackupError for a gap, DamagedBatchError for a batch that is to be cut and cannot be.
     """

@@ -109,8 +109,8 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
 class PlacementDriver:
     """One placement driver with its metadata in a directory. It starts once and stops once.
 
-    `failed` ends with the reason when its metadata can be neither read nor written any longer. The
-    owner then stops it and exits with an error.
+    `failed` ends with the reason when its metadata can no longer be read or written. The owner then
+    stops it and exits with an error.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class PlacementDriver:
             self._clock, settings.heartbeat_timeout_ms, settings.fail_over_after_ms
         )
         self._started = AsyncExitStack()
-        """The parts that `stop` ends: the one that was started last first."""
+        """The parts that `stop` ends, in reverse order of their start."""
         self._unready: Unready | None = Unready("starting", "the metadata are being opened")
         self._port: int | None = None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()

@@ -33,10 +33,10 @@ _LOG: Final = logging.getLogger(__name__)
 
 LAG_INTERVAL_SECONDS: Final = 10.0
 LAG_SERIES_MAX: Final = 200
-"""Cursors with a series of their own: those that lag most. The others are added up."""
+"""How many cursors, the ones that lag most, have a series of their own. The others are summed."""
 STREAM_RANGES_MAX: Final = 200
 LAG_CURSORS_MAX: Final = 5_000
-"""Cursors whose lag is looked at: those that were committed last."""
+"""How many cursors, the most recently committed, are looked at."""
 _LAG_STALE_SECONDS: Final = 60.0
 _LAG_WAIT_SECONDS: Final = 1.0
 
@@ -275,7 +275,7 @@ def _ranges_at(
 
 
 class Observation:
-    """A placement driver that leads, in `term` (`metadata/leadership.py`), as others see it."""
+    """The readiness and the metrics of a placement driver while it leads."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ class GrantHandlers:
         self._clock = clock
 
     async def list(self, call: ServerCall) -> Answer:
-        """SPEC "LIST_GRANTS": those of a subject, or all, by subject, right and pattern."""
+        """SPEC "LIST_GRANTS": the grants of a subject, or all, by subject, right and pattern."""
         subject = call.decode(ListGrantsRequest).subject
         if subject is not None:
             subject = checked_subject(subject)
@@ -144,8 +144,8 @@ def _maybe_lacking(
 ) -> Target | None:
     """Return what a subject has none of these rights on, as it may see it; None if it has one.
 
-    `names` are those of the streams that exist. A subject without rights anywhere does not learn
-    which do.
+    `names` maps the ids of existing streams to their names. A subject without any rights does not
+    learn which streams exist.
     """
     stream_id = target.stream_id
     if stream_id in names:

@@ -84,7 +84,7 @@ class SealedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The replicas of a stream's open range, which are not those that the stream is to have.
+    """A stream whose open range has other replicas than the stream asks for.
 
     `placed_count` is 0 while the stream has no open range.
     """
@@ -118,9 +118,9 @@ class CursorRecord:
 
 
 class CursorChange(NamedTuple):
-    """A cursor to set, or with NO_CURSOR to forget; `expected_offset` is the one before it.
+    """A cursor to set, or with NO_CURSOR to forget, if its offset is `expected_offset` now.
 
-    NO_CURSOR expects that there is none, None expects nothing.
+    NO_CURSOR expects that the cursor does not exist, None accepts any offset.
     """
 
     stream_id: int

@@ -1,6 +1,6 @@
 """The range servers of a cluster, as an operator sees them (DESCRIBE_SERVERS, DRAIN_SERVERS).
 
-Halted are open ranges in which nothing can be appended, as too few of their servers are left.
+A range is halted if it is open and nothing can be appended, as too few of its servers are left.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class ServerHandlers:
     async def _halted(
         self, live: Sequence[int], addresses: Mapping[int, str]
     ) -> HaltedRanges | None:
-        """Return the ranges in which nothing can be appended, and why; None if there are none.
+        """Return the ranges in which nothing can be appended, and why; None without any.
 
-        Nor are there any before every server had the time to be heard.
+        Return None as well until every server had the time to be heard.
         """
         if not self._membership.has_listened:
             return None
@@ -157,8 +157,8 @@ def _find_halted(
 ) -> list[RangeRecord]:
     """Return open ranges whose primary is down or full, or too many of whose servers are.
 
-    By stream; FAIL_OVER_RANGES_MAX of each such server. Those that the placement driver continues
-    at other servers are among them until it has.
+    Return FAIL_OVER_RANGES_MAX ranges of each such server at most, by stream. A range that the
+    placement driver is about to continue at other servers is among them until then.
     """
     unusable = (store.open_range_counts().keys() - {*live}) | {*full}
     found = {

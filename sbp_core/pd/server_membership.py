@@ -90,14 +90,14 @@ class Membership:
         self._heard_at: dict[int, float] = {}
         """When each server was heard last, also if that is long ago."""
         self._lapses: dict[int, _Lapses] = {}
-        """By server: how often it was silent lately."""
+        """Maps server id to how often the server was silent lately."""
         self._left: set[RangeServerRecord] = set()
-        """Those that stopped in good order, until their next heartbeat."""
+        """Servers that stopped in good order, until their next heartbeat."""
         self._loads: dict[int, ServerLoad] = {}
         self._racks: dict[int, str] = {}
         self._since = self._leads_since = clock.monotonic()
         self.draining: frozenset[int] = frozenset()
-        """The servers that are to have no ranges any more; the one that leads sets them."""
+        """The servers that are being drained; the leader sets them."""
 
     @property
     def has_listened(self) -> bool:
@@ -114,9 +114,9 @@ class Membership:
     def refresh(
         self, server: RangeServerRecord, rack: str = "", interval_ms: int | None = None
     ) -> None:
-        """Note a heartbeat; the server replaces those in conflict with it.
+        """Note a heartbeat; the server replaces servers with the same id or the same address.
 
-        The next one follows after `interval_ms`, None if that is as it was.
+        The next heartbeat follows after `interval_ms`; None leaves the interval as it was.
         """
         self._left.discard(server)
         if (lapses := self._lapses.get(server.server_id)) and lapses.are_over(
@@ -193,8 +193,9 @@ class Membership:
     def may_be_lost(self, server_id: int) -> bool:
         """Whether a server should be asked whether it still serves the ranges that it leads.
 
-        It left, did not answer, or missed two heartbeats. One that does not say how often it sends
-        these has the whole `timeout_ms`, and every one a full period since this one leads.
+        It left, did not answer, or missed two heartbeats. A server that does not say how often it
+        sends heartbeats has the whole `timeout_ms`. Each server has a full period after this
+        placement driver begins to lead.
         """
         now, look_ms = self._clock.monotonic(), 2 * self.interval_ms
         answered_at = self._answered_at.get(server_id, -inf)
@@ -289,8 +290,8 @@ class Joining:
     ) -> None:
         """Admit a server that sent a heartbeat, or its load; note it in the `standing` of the peer.
 
-        One that `is_leaving` gets no new ranges. Raises InvalidRequestError for an id that was
-        never allocated or a table that is missing, ConfigurationError for an address that is none,
+        A server that `is_leaving` gets no new ranges. Raises InvalidRequestError for an id that was
+        never allocated or a missing table, ConfigurationError for an invalid address,
         PermissionDeniedError for a wrong secret, AlreadyExistsError while another process is heard
         under this id, or at this address.
         """

@@ -336,7 +336,7 @@ class Intake:
     def begin(self, size: int) -> Held:
         """A request of `size` bytes is there; while it waits for room it must not be worked on.
 
-        For one that came as a large frame there is room already, but for what it takes besides.
+        A request that came as a large frame has its room already, except for its overhead.
         """
         could_read = self._waiting is None and self._request_bytes <= self._bytes_max
         charge = self._frame

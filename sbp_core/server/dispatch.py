@@ -58,7 +58,7 @@ _LOG: Final = logging.getLogger(__name__)
 _NOTHING: Final = Payload()
 
 _CLUSTER_ROLES: Final = frozenset({ClientRole.RANGE_SERVER, ClientRole.PD})
-"""The heartbeats of servers keep their connections, those of clients say nothing."""
+"""Heartbeats of servers count as use of a connection, heartbeats of clients do not."""
 
 
 class Response(Struct):

@@ -132,7 +132,7 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A stream by its id, or -1; `names` are those that it has, or is to have, as far as known.
+    """A stream by its id, or -1; `names` are its known names, now or after the request.
 
     `item` of a request names it. Without id and names it is some stream; with the name None, all.
     """
@@ -160,8 +160,8 @@ def lacking_right(
 ) -> PermissionDeniedError:
     """Return the error of an identity that has none of these rights.
 
-    The name of a target is shown: it is one that the caller has sent, or of a stream on which it
-    has another right.
+    The message shows the name of a target: the caller has sent the name, or has another right on
+    the stream.
     """
     subject = identity.subject
     subject = subject if len(subject) <= SUBJECT_LENGTH_MAX else shown(subject)
@@ -181,7 +181,7 @@ def lacking_right(
 
 
 Judgement = Sequence[SbpError | None]
-"""Why each of some items is refused, None for those that are not."""
+"""For each item the reason why it is refused, None for an accepted item."""
 
 
 class Authority(ABC):
@@ -363,7 +363,7 @@ async def _revised(
 
 
 def _maybe_restricted(call: ServerCall) -> Identity | None:
-    """Return the identity of a caller that may not do everything: what admins stage is theirs."""
+    """Return the identity of a caller with limited rights; admins own what they stage."""
     identity = call.peer.standing.identity
     if identity is None or identity.is_server:
         return None
@@ -410,7 +410,7 @@ def stream_id_of(item: Any) -> int:
 
 
 def _target_of(item: Any) -> Target:
-    """Return what an item is about; what names neither a stream nor a group is about all."""
+    """Return the target of an item; an item that names no stream and no group is about all."""
     if isinstance(item, int):
         return Target(item)
     if isinstance(item, str):

@@ -1,9 +1,9 @@
 """The receiving side of one connection: frames are read and handled while there is room for them.
 
 Memory is bounded: while there is no room for more requests (budget.py), or the peer does not read
-its answers (outgoing.py), the socket is not read. Nor is it while the peer's identity is above its
-quota (quotas.py). Time is bounded too: a peer gets so long to send
-its first frame, and to complete one that it began; less while others wait for what it holds.
+its answers (outgoing.py), or its identity is above its quota (quotas.py), the socket is not read.
+Time is bounded too: for the first frame, and for completing a frame. A peer has less time while
+others wait for the memory that it holds.
 """
 
 from __future__ import annotations

@@ -363,7 +363,7 @@ class Peer(asyncio.BufferedProtocol):
         """Begin a request and count it for its identity; return False if it has to wait.
 
         Refuse it if the identity has too many connections, or if the request has waited too long.
-        Before the first request the identity is not known, nor whether it is above its quota.
+        The identity, and whether it is above its quota, is not known before the first request.
         """
         try:
             self._allowance.bind(self._dispatcher.gate.maybe_metered(self), self)

@@ -2,9 +2,10 @@
 
 A request above a rate is executed, and its answer says in `throttle_time_ms` how long the client
 should wait. For that time the server reads nothing more of the connection, so a client that does
-not wait gains nothing. Nor is anything read of the identity's other connections, but each frame has
-a last moment: its caller would give up otherwise. One frame a second of the identity is executed at
-its last moment, and the others are refused, so more connections do not raise the rate.
+not wait gains nothing. The server reads nothing of the identity's other connections either. But
+each frame has a last moment, after which its caller would give up. One frame a second of the
+identity is executed at its last moment, and the others are refused, so more connections do not
+raise the rate.
 
 `Rate` bounds one quantity. `Meter` has the rates of one identity, its connections, and the memory
 of its requests. `Allowance` is one connection: it finds the meter when the identity is known, and
@@ -33,7 +34,7 @@ BURST_SECONDS: Final = 1.0
 """An identity that was quiet may use as much as this at once."""
 WAIT_SECONDS_MAX: Final = 20.0
 """The longest wait that is asked for. A client that keeps it still has its connection afterwards,
-and one that does not gives up its call later than that."""
+and a client that does not keep it gives up its call later."""
 UNTOLD_SECONDS_MAX: Final = 8.0
 """The longest wait of a frame whose client was not asked to wait, such as the first one on a
 connection: it asks another replica later than that."""
@@ -79,7 +80,7 @@ class Rate:
         return True
 
     def wait_seconds(self, now: float, amount: float = 0) -> float:
-        """Return for how long there is debt, once `amount` is used as well; 0 if there is none."""
+        """Return for how long there is debt once `amount` is used as well; 0 without debt."""
         if not self.per_second:
             return 0.0
         paid_at = max(self._paid_at, now) + amount / self.per_second
@@ -114,7 +115,7 @@ class Meter:
         self.requests = Rate(quota.requests_per_s)
         self.connections: set[Metered] = set()
         self.is_free = True
-        """Whether neither debt nor memory holds a frame up, when that was looked at last."""
+        """Whether a frame may be handled: no debt and enough memory, as of the last `look`."""
         self._held_bytes = 0
         self._waiting: dict[Callable[[], None], None] = {}
         """Called when there is memory again."""
@@ -141,7 +142,7 @@ class Meter:
         return bool(self.connections or self._held_bytes or self.wait_seconds(now) > 0)
 
     def enter(self, connection: Metered) -> None:
-        """Count a connection, in the place of one that is not in use if need be.
+        """Count a connection; if there are too many, an unused connection has to close.
 
         Raises ThrottledError if there are as many as there may be.
         """
@@ -195,7 +196,7 @@ class Meter:
             self.look(now)
 
     def wait_seconds(self, now: float, answer_bytes: int = 0) -> float:
-        """Return for how long there is debt, once `answer_bytes` are sent; 0 if there is none."""
+        """Return for how long there is debt once `answer_bytes` are sent; 0 without debt."""
         return max(
             self.bytes_in.wait_seconds(now),
             self.bytes_out.wait_seconds(now, answer_bytes),
@@ -203,7 +204,7 @@ class Meter:
         )
 
     def look(self, now: float) -> float:
-        """See whether there is debt; return for how long there is, 0 if there is none."""
+        """Update `is_free`; return for how long there is debt, 0 without debt."""
         wait_seconds = self.wait_seconds(now)
         self.is_free = not wait_seconds and self.has_memory
         if wait_seconds:
@@ -344,9 +345,9 @@ class Allowance:
             self._meter.charge_answer(sum(map(len, buffers)), self._quotas.monotonic())
 
     def throttled(self, header: Any, payload: Sequence[Buffer]) -> object:
-        """Return the header of an answer with such a payload; above the quota it asks for a wait.
+        """Return the header of an answer with this payload; above the quota it asks for a wait.
 
-        That is for the time in which nothing is read, unless the header asks for more.
+        The wait is the time in which nothing is read, unless the header asks for a longer wait.
         """
         meter = self._meter
         if meter is None or (meter.is_free and not (payload and meter.bytes_out.per_second)):

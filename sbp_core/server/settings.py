@@ -1,4 +1,4 @@
-"""Settings of servers: how one is declared and checked, and those that both servers share.
+"""Settings of servers: how a setting is declared and checked, and the settings of both servers.
 
 A setting is one field: its declaration has the default, the limit that is checked, and the text of
 conf/server.toml. `sbp_core.cluster` offers the fields as settings of `sbp serve`.

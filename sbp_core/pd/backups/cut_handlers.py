@@ -109,7 +109,7 @@ class CutTaker:
         )
 
     async def _extents(self, found: _Read) -> list[StreamExtent]:
-        """Return where the streams end now; those that were deleted since then are left out.
+        """Return where the streams end now, without the streams that were deleted since then.
 
         Raises NoRangeServerError while the primary of one does not answer.
         """

@@ -5,8 +5,8 @@ first one has an index above all that the stream had, by a distance that no stre
 a backup and a loss. So clients that remember a placement, and transactions that were staged in a
 lost range, find no range of that index.
 
-The numbers of streams and of the revision go on at a distance, too. Commits are those of another
-life of the store: that is how readers which are ahead of the backup notice it.
+The numbers of streams and of the revision go on at a distance, too. The commits belong to another
+life of the store, by which readers that are ahead of the backup notice the restore.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 _BACKUP_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _INDEX_SHIFT: Final = 16
 _GAP: Final = 1 << 24
-"""Distance of ids and revisions from those of the backup; a random one below that is added."""
+"""The least distance of ids and revisions to the backup's; a random number below it is added."""
 _OPEN: Final = frozenset(
     {
         *(Opcode.HEARTBEAT, Opcode.ALLOCATE_ID, Opcode.REPORT_METRICS),
@@ -180,7 +180,7 @@ def _add(store: MetadataStore, part: ClusterMetadata, servers: tuple[ServerLoad,
 
 
 def _records(tables: Sequence[object], record: type[T]) -> list[T]:
-    """Return the values that the store has, whose fields have the names of those in the tables."""
+    """Convert tables of the protocol into values of the store: their fields have the same names."""
     try:
         return convert(tables, list[record], from_attributes=True)  # type: ignore[valid-type]
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""The streams that members may be given: those that they subscribe to, and have the right to read.
+"""The streams that a member may get: it subscribes to them, and has the right to read them.
 
-The patterns are those of grants (sbp_core/access/rights.py), without regular expressions. Names are
+Patterns have the form of grants (sbp_core/access/rights.py), without regular expressions. Names are
 kept sorted, so a pattern is looked up by bisection: patterns and streams cost their sum, not their
 product, whatever a client subscribes to.
 """
@@ -109,7 +109,7 @@ def eligible_streams(
 ) -> Eligible:
     """Return which of all streams each member of a group may have.
 
-    Those with the lowest ids count, `streams_max` of all members together.
+    The streams with the lowest ids count, `streams_max` of all members together.
     """
     wanted: dict[str | None, set[tuple[str, ...]]] = {}
     members = tuple(members)

@@ -44,7 +44,7 @@ _MEMBERS_PER_FRAME: Final = 10
 
 
 class GroupHandlers:
-    """Serves the members of groups, and looks for those that are silent."""
+    """Serves the members of groups, and expels silent members."""
 
     def __init__(self, store: StoreThread, clock: Clock) -> None:
         self._store = store

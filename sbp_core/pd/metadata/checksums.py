@@ -133,7 +133,7 @@ def _tables(file: sqlite3.Connection) -> list[tuple[str, str]]:
 
 
 def _columns(file: sqlite3.Connection, table: str) -> list[str]:
-    """Return the columns of a table, in quotes; those that are generated are left out."""
+    """Return the columns of a table, in quotes, without generated columns."""
     return [f'"{row[1]}"' for row in file.execute(f'PRAGMA table_info("{table}")')]
 
 

@@ -40,7 +40,7 @@ class CursorTable:
             return [self._commit(group, each, committed_at_ms) for each in changes]
 
     def of_streams(self, group: str, stream_ids: Sequence[int]) -> list[CursorRecord | None]:
-        """Return a group's cursors in the order asked for; None where there is none."""
+        """Return a group's cursors in the order asked for, None for a stream without one."""
         found = (self._maybe_cursor(group, each) for each in stream_ids)
         return [row and CursorRecord(*row[1:]) for row in found]
 
@@ -60,7 +60,7 @@ class CursorTable:
         return [GroupRecord(*row) for row in rows]
 
     def latest(self, count_max: int) -> list[tuple[str, int, str, int]]:
-        """Return up to `count_max` cursors, those that were committed last.
+        """Return the `count_max` cursors that were committed last.
 
         (group, stream id, name of the stream, next offset) each.
         """

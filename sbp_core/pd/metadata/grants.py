@@ -53,7 +53,7 @@ class GrantTable:
     def change(
         self, changes: Sequence[Grant], *, is_revoked: bool, grants_max: int = GRANTS_MAX
     ) -> None:
-        """Add grants, or take them away, all or none; those that are so already do not matter.
+        """Add grants, or take them away, all or none; repeating a change does no harm.
 
         Raises InvalidRequestError for more than `grants_max`.
         """

@@ -181,7 +181,7 @@ class CommitMark:
         known = [slot for slot in slots if slot is not None]
         self._damaged_slot_count: Final = len(slots) - len(known)
         self.last = max(known, key=lambda slot: slot.sequence, default=None)
-        """The newest that can be read; None if neither can."""
+        """The newest slot that can be read, None if neither can be."""
 
     @property
     def path(self) -> Path:
@@ -200,7 +200,7 @@ class CommitMark:
 
     @classmethod
     def maybe_open(cls, directory: Path) -> CommitMark | None:
-        """Open the mark of a store; None where there is none. Raises ConfigurationError."""
+        """Open the mark of a store, None if it has no mark. Raises ConfigurationError."""
         path = directory / MARK_NAME
         try:
             return cls(OsDisk().open(path, is_writable=True))

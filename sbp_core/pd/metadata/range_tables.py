@@ -267,9 +267,9 @@ class RangeTables:
         return int(self._query(_MISSING_SEALED)[0][0])
 
     def wrong_copies(self) -> list[Copies]:
-        """Return the streams whose open range does not have the replicas that it is to have.
+        """Return the streams whose open range has other replicas than the stream asks for.
 
-        Those with one replica, as they are to have, are none, also without an open range.
+        A stream that asks for one replica is left out while its range has one, or is not open.
         """
         return [Copies(*row) for row in self._query(_WRONG_COPIES)]
 
@@ -440,7 +440,7 @@ class RangeTables:
     def _record_writers(self, sealed: SealedRange) -> None:
         """Keep the writers at the end of a range that was sealed; for each stream the last ones.
 
-        A server that reports none had none: then they are those before the range.
+        If a server reports no writers, the writers before the range count.
         """
         stream_id, range_index, _, reported, *_ = sealed
         before = NO_WRITERS if range_index == 0 else self._writers_before(stream_id, range_index)

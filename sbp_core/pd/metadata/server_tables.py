@@ -159,7 +159,7 @@ class ServerTables:
         return row and str(row.secret)
 
     def claim_secret(self, server_id: int, secret: str) -> str:
-        """Give a server this secret unless it has one; return the one that it has then."""
+        """Give a server this secret unless it has a secret; return the secret that it has then."""
         with self._database.transaction():
             claimed = self.maybe_secret(server_id)
             if claimed is None:

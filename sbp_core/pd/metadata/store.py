@@ -128,9 +128,9 @@ T = TypeVar("T")
 class StoreThread:
     """Runs work on a store, one piece at a time: no other work comes between its calls.
 
-    `failed` ends with the reason when the store can be neither read nor written any longer. `lead`
-    returns another one, for one term, on the same thread: its work is refused when the term is
-    over, also if this placement driver leads again by then.
+    `failed` ends with the reason when the store can no longer be read or written. `lead` returns
+    another StoreThread for one term, on the same thread. Its work is refused when the term is over,
+    even if this placement driver leads again then.
     """
 
     def __init__(self, store: MetadataStore, executor: ThreadPoolExecutor) -> None:

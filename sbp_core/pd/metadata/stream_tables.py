@@ -81,7 +81,7 @@ class PropertyTable:
     def maybe_mismatch(
         self, stream_id: int, expected: Mapping[str, str | None]
     ) -> PropertyMismatch | None:
-        """Return the first property that is not as expected; None expects that there is none."""
+        """Return the first property that is not as expected; None expects no such property."""
         present = self.of_stream(stream_id) if expected else {}
         for key, value in expected.items():
             if present.get(key) != value:
@@ -89,7 +89,7 @@ class PropertyTable:
         return None
 
     def change(self, stream_id: int, changes: Mapping[str, str | None]) -> None:
-        """Set properties, or remove those that are None, within a transaction of the caller."""
+        """Set properties, or remove them where None, within a transaction of the caller."""
         for key, value in changes.items():
             if value is None:
                 self._database.remove(stream_properties, stream_id=stream_id, key=key)
@@ -147,7 +147,7 @@ class StreamTables(RangeTables):
             self._servers.bump_revision([stream.stream_id for stream, *_ in news])
 
     def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
-        """Delete streams with their ranges and cursors; None where there is none."""
+        """Delete streams with their ranges and cursors; None for a stream that does not exist."""
         with self._transaction():
             deleted = []
             for stream_id in stream_ids:
@@ -172,8 +172,8 @@ class StreamTables(RangeTables):
     ) -> list[tuple[StreamRecord, RangeRecord] | None]:
         """Forget what each (stream id, offset) has below the offset; None where there is no stream.
 
-        Returns the stream and its smallest range afterwards: the last one is never removed, and
-        no range begins beyond its end or goes back.
+        Returns the stream and its smallest range afterwards. The last range is never removed, and
+        no range begins beyond its end, or earlier than before.
         """
         with self._transaction():
             changed_count, trimmed = 0, []
@@ -190,11 +190,11 @@ class StreamTables(RangeTables):
         return row and StreamRecord(*row)
 
     def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
-        """Return streams in the order asked for; None where there is none."""
+        """Return streams in the order asked for, None for a stream that does not exist."""
         return list(map(self.maybe_stream, stream_ids))
 
     def streams_by_name(self, names: Sequence[str]) -> list[StreamRecord | None]:
-        """Return streams in the order asked for; None where there is none."""
+        """Return streams in the order asked for, None for a stream that does not exist."""
         return list(map(self._maybe_stream_of_name, names))
 
     def streams_after(self, stream_id: int, count_max: int) -> list[StreamRecord]:

@@ -1,7 +1,7 @@
 """The tables of the metadata, declared once for both homes, SQLite and PostgreSQL.
 
-A new database gets them as they stand here. One that exists is migrated by Alembic: the scripts are
-in `migrations/versions`, and what they lead to is compared with this module by a test.
+A new database gets these tables. Alembic migrates a database that exists, by the scripts in
+`migrations/versions`. A test compares the result of the migrations with this module.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ txns: Final = Table(
         postgresql_where=IS_ONE_SHOT,
     ),
 )
-"""The decisions; `subject` is whose they are, NULL where no identities were asked for."""
+"""The decisions; `subject` owns them, NULL where the server asked for no identities."""
 
 txn_parts: Final = Table(
     "txn_parts",
@@ -324,7 +324,7 @@ lives: Final = Table(
     Column("life_id", _TEXT, nullable=False, unique=True),
     _integer("first_commit"),
 )
-"""Each opening of the store to be changed: see `history`."""
+"""Each opening of the store for changes: see `history`."""
 
 last_commit: Final = Table("last_commit", COMMON, _integer("number"), Column("content", _TEXT))
 """One row: the number of the last commit, and in SQLite what all tables hold: see `checksums`."""

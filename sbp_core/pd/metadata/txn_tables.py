@@ -184,7 +184,7 @@ class TransactionTables:
         return verdicts
 
     def claim(self, txn_ids: Sequence[str], subject: str, now_ms: int) -> list[str]:
-        """Note that a subject stages under ids; return those that belong to another subject.
+        """Note that a subject stages under ids; return the ids that belong to another subject.
 
         A claim is noted again every CLAIM_MS, so that it outlives the staged records.
         """
@@ -251,11 +251,11 @@ class TransactionTables:
         return [(number, Decided(*columns)) for number, *columns in rows]
 
     def last_number(self) -> int:
-        """Return the number of the last decision that is kept, 0 if there is none."""
+        """Return the number of the last decision that is kept, 0 without any."""
         return int(self._query(_LAST_NUMBER)[0][0])
 
     def restore(self, decisions: Sequence[Decided]) -> None:
-        """Add decisions of a backup, which are published; those that are there are kept."""
+        """Add decisions of a backup, which are published; existing decisions stay."""
         with self._transaction():
             for each in decisions:
                 if self._maybe_txn(each.producer, each.batch_number) is None:
@@ -275,9 +275,9 @@ class TransactionTables:
         return None if last is None else int(last)
 
     def maybe_owner(self, producer: str) -> str | None:
-        """Return whose a producer is, or a transaction that names none; None if not known.
+        """Return the owner of a producer, or of a transaction without one; None if not known.
 
-        The last decision says it, and before the first one who stages.
+        The last decision names the owner; before the first decision, the claim does.
         """
         for (subject,) in self._query(_OWNER, producer=producer):
             if subject is not None:
@@ -324,10 +324,10 @@ class TransactionTables:
         return TxnRecord(*fields)
 
     def _forget_decisions(self, producer: str, now_ms: int) -> None:
-        """Keep the last decisions of a producer, and those that are not published.
+        """Keep the last decisions of a producer, and unpublished decisions.
 
-        For producers that have one batch only, those that are new or not published are kept.
-        Decisions that were given up are kept for ABORTED_TXNS_KEPT_MS.
+        The decision of a producer with one batch is kept for ONE_SHOT_KEPT_MS, and until it is
+        published. Decisions that were given up are kept for ABORTED_TXNS_KEPT_MS.
         """
         given_up_since_ms = now_ms - limits.ABORTED_TXNS_KEPT_MS
         self._change(

@@ -87,7 +87,7 @@ class _ChangePlanner:
         self._placement = placement
 
     def plan(self, stream: Stream) -> StreamChange | SbpError:
-        """Return the change, or why there is none: the replicas cannot be placed now."""
+        """Return the change, or the error: for example, the replicas cannot be placed now."""
         has_properties = bool(stream.properties or stream.expected_properties)
         retention_ms: int | None = stream.retention_period_ms
         if has_properties and retention_ms == _UNCHANGED:

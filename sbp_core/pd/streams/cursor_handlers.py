@@ -96,8 +96,8 @@ def commit_cursors(
 ) -> list[Cursor]:
     """Set or forget cursors (SPEC "COMMIT_CURSORS"), all in one transaction, in their order.
 
-    Raises MemberUnknownError for one that is no member, PermissionDeniedError for one that is a
-    member of another identity, StreamNotHeldError if a member has to.
+    Raises MemberUnknownError for an unknown member, PermissionDeniedError for a member of another
+    identity, StreamNotHeldError if the group has members and the request names none.
     """
     stream_ids = [each.stream_id for each in cursors]
     refused = refused_cursors(store, group, member_id, generation, stream_ids, subject=subject)
@@ -178,7 +178,7 @@ def list_groups_after(
 ) -> list[Cursor]:
     """Return the groups whose names come after `group`, by default one frame's worth.
 
-    Those that have members and no cursors yet have no time.
+    A group that has members and no cursors yet has no time.
     """
     times = dict.fromkeys(store.groups.names_after(group, count_max), -1)
     for each in store.cursors.groups_after(group, count_max):

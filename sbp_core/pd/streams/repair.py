@@ -47,7 +47,7 @@ _PATIENCE_MS: Final = 600_000
 class Incomplete:
     """A sealed range, how many replicas it is to have, and the server that may get one more.
 
-    The `kept` members are those that are not lost; `others` are no members, and not lost either.
+    `kept` are the members that are not lost; `others` are servers that are no members and not lost.
     """
 
     record: RangeRecord
@@ -63,17 +63,14 @@ class Incomplete:
 
     @property
     def can_be_changed(self) -> bool:
-        """Whether it can get a member that it lacks, or do without one that is lost."""
+        """Whether the range can get a missing member, or do without a lost member."""
         if len(self.kept) < self.wanted_count:
             return self.newcomer is not None
         return len(self.kept) < len(self.record.server_ids)
 
 
 class Repair:
-    """Looks for such ranges in the background; _COPIED_MAX are copied at a time.
-
-    They are of different streams.
-    """
+    """Replaces members in the background, in _COPIED_MAX ranges of different streams at a time."""
 
     def __init__(
         self,
@@ -98,7 +95,7 @@ class Repair:
         self._set_aside: set[RangeKey] = set()
         """The ranges that wait for a server that is not among the `_live` ones."""
         self._blocked: dict[int, Incomplete] = {}
-        """By server that is being drained: a range that cannot be copied from there now."""
+        """Maps a server that is being drained to a range that cannot be copied from there now."""
         self._obstacles: dict[int, str] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -119,7 +116,7 @@ class Repair:
     def obstacles(self) -> dict[int, str]:
         """Return why sealed ranges stay on servers that are being drained, and the remedy.
 
-        By server, those left out of which the ranges move. As it was at the last look.
+        Maps server id to the reason at the last look. Servers whose ranges move are not in the map.
         """
         draining = self._membership.draining
         return {each: text for each, text in self._obstacles.items() if each in draining}
@@ -161,7 +158,7 @@ class Repair:
             await self._go_on(each, settled[each.key])
 
     async def _go_on(self, each: Incomplete, settled: set[int]) -> None:
-        """Add a member to a range that lacks one, or take the lost ones off one that lacks none."""
+        """Add a member to a range that lacks a member; else remove the lost members."""
         lacks_one = len(each.kept) < each.wanted_count
         if lacks_one and each.newcomer is not None and settled:
             await self._add(each, each.newcomer)
@@ -262,7 +259,7 @@ class Repair:
         )
 
     def _find_copied(self, store: MetadataStore, servers: Sequence[ServerLoad]) -> list[Incomplete]:
-        """Return the ranges that are being copied, those that still exist."""
+        """Return the ranges that are being copied and still exist."""
         found = (store.maybe_range(*key) for key in self._copied)
         return self._with_newcomers(store, [each for each in found if each is not None], servers)
 

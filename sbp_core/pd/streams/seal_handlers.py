@@ -141,7 +141,7 @@ class RangeHandlers:
         ]
 
     async def _move_sealed(self, moving: Sequence[_Moving]) -> list[_Moving]:
-        """Go one step with each sealed range; return those that are done, or refused."""
+        """Go one step with each sealed range; return the ranges that are done, or refused."""
         settled = await self._repair.settled([each.record for each in moving if each.record])
         ended = []
         for each in moving:

@@ -259,8 +259,8 @@ class PlacementDriverHandlers:
     async def _check_history(self, request: HeartbeatRequest, standing: Standing) -> CommitId:
         """Return the store's last commit.
 
-        Raises StatusError if a commit is missing that a server knows; only one that proved its id
-        is believed.
+        Raises StatusError if the store lacks a commit that a server knows, which counts only if the
+        server proved its id.
         """
         claimed = NO_COMMIT
         server, life_id = request.range_server, request.store_life

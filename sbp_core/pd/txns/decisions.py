@@ -39,7 +39,7 @@ class Part:
 class Manifest:
     """The content of a batch by its producer. `record_count` and `digest` are not interpreted.
 
-    `subject` is whose batch it is, None where no identities are asked for.
+    `subject` owns the batch, None where the server asks for no identities.
     """
 
     producer: str
@@ -52,10 +52,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class TxnRecord:
-    """A batch that was decided. `parts` are those that are not published yet.
+    """A batch that was decided. `parts` are not published yet.
 
-    `given_up` are those that were lost before they could be. `txn_number` grows from decision to
-    decision.
+    `given_up` are the parts that were lost before they could be published. `txn_number` grows from
+    decision to decision.
     """
 
     txn_number: int
@@ -70,7 +70,7 @@ class TxnRecord:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The record of a batch that is published; `subject` is whose it is, None if not known."""
+    """The record of a batch that is published; `subject` owns it, None if that is not known."""
 
     producer: str
     batch_number: int
@@ -111,7 +111,7 @@ class Ledger(Protocol):
         """Return the number of the last batch that was decided of a producer."""
 
     def maybe_owner(self, producer: str) -> str | None:
-        """Return whose a producer is, or a transaction that names none; None if not known."""
+        """Return the owner of a producer, or of a transaction without one; None if not known."""
 
     def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
         """Whether a committed part that is not published yet is of a transaction, in a stream."""

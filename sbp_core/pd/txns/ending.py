@@ -74,7 +74,7 @@ class Combiner(Generic[T, R]):
                 del self._waiting[: self._count_max]
                 try:
                     results = await self._work([item for item, _ in batch])
-                except Exception as error:  # noqa: BLE001 - raised by those that wait
+                except Exception as error:  # noqa: BLE001 - raised in the callers that wait
                     for _, future in batch:
                         if not future.done():
                             future.set_exception(error)

@@ -139,7 +139,7 @@ class Publication:
 
     @property
     def remains(self) -> tuple[Part, ...]:
-        """The parts that may still be staged once it is given up: also those in its range."""
+        """The parts that may still be staged once it is given up, also in its own range."""
         return self._places(self.parts, self.range_index + 1)
 
     def id_here(self, part: Part) -> str:

@@ -59,7 +59,7 @@ _WAIT_SHARE: Final = 0.75
 """Share of the caller's timeout to wait for publication; the rest is for the answer."""
 
 _FORGOTTEN: Final = Progress(is_published=True, given_up=())
-"""The progress of a decision that is older than those that are kept."""
+"""The progress of a decision that is forgotten, which happens once it is published."""
 
 
 class TxnHandlers:
