@@ -134,7 +134,7 @@ class Peer(asyncio.BufferedProtocol):
         self._outgoing.resume()
         self._incoming.go_on()
 
-    # Responder
+    # For calls: all but `send_now` wait while the peer does not read
 
     @property
     def agreement(self) -> Agreement:
@@ -166,7 +166,10 @@ class Peer(asyncio.BufferedProtocol):
         self._session.adopt(agreement, is_client=False)
 
     def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
-        """Return a payload as it is to be sent; `crc32` is that of its parts where it is known."""
+        """Return a payload as it is sent, which takes a while if it is compressed.
+
+        `crc32` is the checksum of the parts if it is known.
+        """
         return self._session.pack(parts, crc32)
 
     def note_use(self) -> None:
@@ -190,11 +193,15 @@ class Peer(asyncio.BufferedProtocol):
             self._refuse(request, error)
 
     def has_room_for(self, size: int) -> bool:
-        """Whether a frame of `size` bytes need not wait."""
+        """Whether a frame of `size` bytes need not wait, if nothing is awaited before."""
         return self._outgoing.has_room_for(size)
 
     def reserve(self, size: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for one response frame of about `size` bytes, and keep it."""
+        """Wait for room for one response frame of about `size` bytes, and keep it.
+
+        For a response whose making holds what others wait for: those must not wait for this peer.
+        A connection makes RESPONSES_RESERVED_MAX such responses at a time.
+        """
         return self._outgoing.reserve(size)
 
     def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:

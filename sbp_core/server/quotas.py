@@ -18,7 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
@@ -27,6 +27,9 @@ from sbp_core.errors import ThrottledError
 from sbp_core.server.quota_rules import NO_RULES, QuotaRules
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.server.peer import Peer
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -93,16 +96,6 @@ class Rate:
         self.charge(left, now)
 
 
-class Metered(Protocol):
-    """A connection that counts for an identity."""
-
-    def spare_ms(self) -> float:
-        """Return for how long it could have been closed without harm; negative while it cannot."""
-
-    def go_away(self) -> None:
-        """Let the peer close it."""
-
-
 class Meter:
     """The use that one identity makes of its quota."""
 
@@ -113,7 +106,7 @@ class Meter:
         self.bytes_in = Rate(quota.bytes_in_per_s)
         self.bytes_out = Rate(quota.bytes_out_per_s)
         self.requests = Rate(quota.requests_per_s)
-        self.connections: set[Metered] = set()
+        self.connections: set[Peer] = set()
         self.is_free = True
         """Whether a frame may be handled: no debt and enough memory, as of the last `look`."""
         self._held_bytes = 0
@@ -141,7 +134,7 @@ class Meter:
         """Whether anything would be forgotten with it."""
         return bool(self.connections or self._held_bytes or self.wait_seconds(now) > 0)
 
-    def enter(self, connection: Metered) -> None:
+    def enter(self, connection: Peer) -> None:
         """Count a connection; if there are too many, an unused connection has to close.
 
         Raises ThrottledError if there are as many as there may be.
@@ -238,7 +231,7 @@ class Allowance:
         """Whether the next frame has waited for as long as one may."""
         self._is_over = False
 
-    def bind(self, subject: str | None, connection: Metered) -> None:
+    def bind(self, subject: str | None, connection: Peer) -> None:
         """Count for an identity from now on; None is one without a quota.
 
         Raises ThrottledError if it has as many connections as it may have.
@@ -267,7 +260,7 @@ class Allowance:
         """Whether nothing is bounded."""
         return self._meter is None and not self._quotas.rules().has_any
 
-    def end(self, connection: Metered) -> None:
+    def end(self, connection: Peer) -> None:
         """The connection ends: it counts no longer, but for the memory of its requests."""
         self._is_over = True
         self._since = None
@@ -362,7 +355,7 @@ class Allowance:
         wait_ms = max(_milliseconds(wait_seconds), asked_ms)
         return replace(header, throttle_time_ms=wait_ms)
 
-    def _leave(self, connection: Metered) -> None:
+    def _leave(self, connection: Peer) -> None:
         if self._meter is not None:
             self._meter.connections.discard(connection)
             self._meter.hold(-self._held_bytes)
