@@ -211,7 +211,7 @@ def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return the batches as one that shares no memory with those they were sliced from."""
+    """Return the batches joined, in memory of their own: they may be slices of larger batches."""
     columns = zip(*(batch.columns for batch in batches), strict=True)
     return pa.RecordBatch.from_arrays(
         [pa.concat_arrays(parts) for parts in columns], schema=batches[0].schema

@@ -3,9 +3,9 @@
     stored    envelope | metadata of the message | buffers
     cut       envelope | metadata of the message | runs of these buffers
 
-Envelope and metadata are written again, the runs are copied as they are. So it is known from the
-first bytes of a batch which of the others are needed: a reader of files reads no others. Nothing is
-decoded or decompressed, and a batch that is not as its projection expects is not cut.
+Envelope and metadata are written again, the runs are copied unchanged. The first bytes of a batch
+tell which other bytes are needed, so a reader of files reads no others. Nothing is decoded or
+decompressed. A batch that differs from what its projection expects is not cut.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def maybe_cut(
 
 
 class _CutMessage(NamedTuple):
-    """The message that is left: its metadata, runs of the stored one as its buffers, its size."""
+    """A message that was cut: its metadata, its buffers as runs of the stored message, its size."""
 
     metadata: bytes
     runs: tuple[tuple[int, int], ...]
@@ -148,7 +148,7 @@ class _CutMessage(NamedTuple):
 def _maybe_cut_message(
     metadata: bytes, message_bytes: int, record_count: int, nodes: bytes, buffers: bytes
 ) -> _CutMessage | None:
-    """Return what a projection leaves of a message that has this metadata; None: it is not cut."""
+    """Return what a projection leaves of a message with this metadata; None if it is not cut."""
     outline = read_outline(
         memoryview(metadata),
         record_count=record_count,

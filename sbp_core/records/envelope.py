@@ -59,9 +59,9 @@ class Envelope:
     `decode_batch` and `decode_columns` decode the body. A batch of columns names its schema by
     `schema_fingerprint`, and may name a `timestamp_column` with the times of the records. For a
     record sequence `record_count` was counted, and may differ from the `declared_count`. A batch
-    from which columns were left out names those that it has by `projection` (projection.py). It may
-    have `statistics` (statistics.py). One that was skipped has no body and no records, although it
-    counts them; its body had `skipped_bytes`, which is None for all others (skipping.py).
+    from which columns were left out names its columns by `projection` (projection.py). It may have
+    `statistics` (statistics.py). A skipped batch has no body and no records, although it counts
+    them; its body had `skipped_bytes`, which is None for all other batches (skipping.py).
     """
 
     stream_id: int

@@ -21,7 +21,7 @@ def slice_plain(
 
     Keys, values, headers and times are as they were, and so is the compression of rows.
 
-    Raises RecordBatchError for a batch with a schema, DamagedBatchError for one that is damaged.
+    Raises RecordBatchError for a batch with a schema, DamagedBatchError for a damaged batch.
     """
     return encode_rows(
         decode_batch(envelope).slice(first, count),

@@ -114,7 +114,7 @@ def decode_columns(
 ) -> pa.RecordBatch:
     """Return the rows of a record batch, in the order of its schema, fully validated.
 
-    `schema` is the one that the batch names, or what was kept of that if columns were left out;
+    `schema` is the schema that the batch names, or its kept columns if columns were left out;
     with `names` only those columns of it are decoded. A batch that was skipped has no rows.
     Raises DamagedBatchError, and RecordBatchError for a batch of another encoding or schema.
     """
