@@ -28,6 +28,7 @@ from sbp_core.errors import AlreadyExistsError, invalid
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.peers.links import holds
+from sbp_core.server.request_checks import check_number
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing, denied, is_same
 from sbp_core.tls import Tls
@@ -299,11 +300,7 @@ class Joining:
             raise invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
         parse_endpoint(announced.advertise_addr or "")
         rack = announced.rack or ""
-        if len(rack) > limits.RACK_LENGTH_MAX:
-            raise invalid(
-                f"the rack's name has {len(rack)} characters, and at most"
-                f" {limits.RACK_LENGTH_MAX} are accepted"
-            )
+        check_number("the length of rack", len(rack), 0, limits.RACK_LENGTH_MAX)
         server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
         stored = await self._store.run(lambda store: store.servers.maybe_secret(server.server_id))
         if stored is not None:

@@ -25,13 +25,13 @@ from sbp_core.errors import (
     StatusCode,
     StatusError,
     UnsupportedError,
-    invalid,
 )
 from sbp_core.server.audit import AuditTrail
 from sbp_core.server.budget import Held, memory_bytes
 from sbp_core.server.eager import start
 from sbp_core.server.gate import Gate
 from sbp_core.server.metrics import RequestTimes
+from sbp_core.server.request_checks import check_item_count
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import ServerRole, is_denial
 from sbp_core.session.connection import Payload
@@ -308,15 +308,6 @@ class ServerCall:
             if self.agreement.has_handler_duration:
                 header = with_duration(header, seconds)
         return encode_header(header)
-
-
-def check_item_count(count: int) -> None:
-    """Raise InvalidRequestError for more items than one request may have."""
-    if count > limits.STREAMS_PER_REQUEST_MAX:
-        raise invalid(
-            f"the request has {count} items, and at most {limits.STREAMS_PER_REQUEST_MAX} are"
-            " accepted; split it"
-        )
 
 
 def _late() -> RequestTimeoutError:

@@ -27,8 +27,9 @@ from sbp_core.access.identity import Identity
 from sbp_core.access.rights import ON_STREAMS, SUBJECT_LENGTH_MAX, Right
 from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError
 from sbp_core.server.answers import cut, responses_of
-from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall, check_item_count
+from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.refused_items import Merger, narrow, refused_result
+from sbp_core.server.request_checks import check_item_count
 from sbp_core.server.trust import denied
 from sbp_core.wire.headers import (
     REQUEST_TABLES,

@@ -41,6 +41,7 @@ from sbp_core.pd.streams.stream_operations import (
 )
 from sbp_core.peers.range_servers import Peers, server_addresses
 from sbp_core.properties import PROPERTIES_MAX
+from sbp_core.server.request_checks import check_number
 from sbp_core.wire.headers import (
     DescribeRangeResult,
     Stream,
@@ -176,8 +177,9 @@ def plan_trims(store: MetadataStore, items: Sequence[TrimmedStream]) -> list[Tri
     for item in items:
         first = store.maybe_first_range(item.stream_id)
         last = store.maybe_last_range(item.stream_id)
-        if item.trim_offset < 0:
-            error: SbpError = invalid(f"trim_offset must be 0 or more, got {item.trim_offset}")
+        try:
+            check_number("trim_offset", item.trim_offset, 0)
+        except SbpError as error:
             plans.append(TrimPlan(item, error=error))
             continue
         if first is None or last is None:

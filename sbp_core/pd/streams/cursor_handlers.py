@@ -22,6 +22,7 @@ from sbp_core.pd.model import (
 from sbp_core.pd.streams.stream_operations import apply_accepted, no_stream
 from sbp_core.server.answers import cut, in_parts, with_results
 from sbp_core.server.dispatch import Answer, ServerCall
+from sbp_core.server.request_checks import check_number
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     CommitCursorsRequest,
@@ -33,6 +34,8 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.status import SUCCESS, status_for
 
 _ANY_OFFSET: Final = Cursor().expected_offset
+_EXPECTED: Final = {NO_CURSOR: "for no cursor", _ANY_OFFSET: "for any"}
+_NEXT: Final = {NO_CURSOR: "to forget the cursor"}
 
 
 class CursorHandlers:
@@ -113,16 +116,11 @@ def commit_cursors(
 
 
 def _plan(store: MetadataStore, cursor: Cursor, crowded_out: Set[int]) -> CursorChange | SbpError:
-    if cursor.expected_offset < _ANY_OFFSET:
-        return invalid(
-            f"expected_offset must be an offset, {NO_CURSOR} for no cursor, or {_ANY_OFFSET}"
-            f" for any, got {cursor.expected_offset}"
-        )
-    if cursor.next_offset < NO_CURSOR:
-        return invalid(
-            f"next_offset must be an offset, or {NO_CURSOR} to forget the cursor,"
-            f" got {cursor.next_offset}"
-        )
+    try:
+        check_number("expected_offset", cursor.expected_offset, 0, also=_EXPECTED)
+        check_number("next_offset", cursor.next_offset, 0, also=_NEXT)
+    except SbpError as error:
+        return error
     if cursor.stream_id in crowded_out:
         return store.capacity.refusal("cursors")
     expected = None if cursor.expected_offset == _ANY_OFFSET else cursor.expected_offset

@@ -30,6 +30,7 @@ from sbp_core.pd.model import (
 )
 from sbp_core.pd.placement import Placement
 from sbp_core.properties import PROPERTIES_MAX, checked_properties
+from sbp_core.server.request_checks import NOT_GIVEN, check_number
 from sbp_core.wire.headers import (
     CreateStreamResult,
     DeleteStreamResult,
@@ -150,21 +151,9 @@ def _new_properties(stream: Stream) -> dict[str, str]:
 
 def check_stream_fields(stream: Stream) -> None:
     """Raise InvalidRequestError for fields that no stream can have; defaults may be left out."""
-    if not 0 <= stream.replica_nums <= limits.REPLICAS_MAX:
-        raise invalid(
-            f"replica_nums must be 1 to {limits.REPLICAS_MAX}, or 0 (not given), got"
-            f" {stream.replica_nums}"
-        )
-    if stream.retention_period_ms < 0:
-        raise invalid(
-            "retention_period_ms must be 0 (keep for ever) or more,"
-            f" got {stream.retention_period_ms}"
-        )
-    if stream.retention_bytes < -1:
-        raise invalid(
-            "retention_bytes must be 0 (no limit) or more, or -1 (not given),"
-            f" got {stream.retention_bytes}"
-        )
+    check_number("replica_nums", stream.replica_nums, 1, limits.REPLICAS_MAX, also={0: NOT_GIVEN})
+    check_number("retention_period_ms", stream.retention_period_ms, 0)
+    check_number("retention_bytes", stream.retention_bytes, 0, also={-1: NOT_GIVEN})
     if stream.name is not None:
         check_stream_name(stream.name)
 
@@ -174,11 +163,7 @@ def checked_ack_count(ack_count: int, replica_count: int) -> int:
 
     Raises InvalidRequestError if there are not as many.
     """
-    if not 0 <= ack_count <= replica_count:
-        raise invalid(
-            f"ack_count must be 1 to replica_nums = {replica_count}, or 0 (not given), got"
-            f" {ack_count}"
-        )
+    check_number("ack_count", ack_count, 1, replica_count, also={0: NOT_GIVEN})
     return ack_count or replica_count // 2 + 1
 
 

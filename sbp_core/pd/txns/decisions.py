@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from sbp_core import limits
 from sbp_core.errors import NotFoundError, PermissionDeniedError, TxnAbortedError, invalid
+from sbp_core.server.request_checks import check_number
 from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import copy_of, is_producer, is_txn_id, maybe_batch_of, original_of
 
@@ -133,19 +134,14 @@ def check_manifest(manifest: Manifest) -> None:
             f"{shown(manifest.producer)} cannot name a producer: use 1 to"
             f" {limits.PRODUCER_LENGTH_MAX} of A-Z a-z 0-9 . _ -"
         )
-    if manifest.batch_number < 0:
-        raise invalid(f"batch_number must be 0 or more, got {manifest.batch_number}")
-    if not limits.TXN_DIGEST_BYTES_MIN <= len(manifest.digest) <= limits.TXN_DIGEST_BYTES_MAX:
-        raise invalid(
-            f"digest must have {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX}"
-            f" bytes, got {len(manifest.digest)}"
-        )
+    check_number("batch_number", manifest.batch_number, 0)
+    sizes = limits.TXN_DIGEST_BYTES_MIN, limits.TXN_DIGEST_BYTES_MAX
+    check_number("the bytes of digest", len(manifest.digest), *sizes)
     places = [(part.txn_id, part.stream_id, part.range_index) for part in manifest.parts]
     if len(set(places)) < len(places):
         raise invalid("a transaction is named twice for the same range of a stream")
     for part in manifest.parts:
-        if part.record_count < 0:
-            raise invalid(f"record_count must be 0 or more, got {part.record_count}")
+        check_number("record_count", part.record_count, 0)
         _check_id(part.txn_id)
         batch = maybe_batch_of(part.txn_id)
         if batch not in {None, (manifest.producer, manifest.batch_number)}:
