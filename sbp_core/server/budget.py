@@ -374,8 +374,10 @@ class Intake:
             self._small_bytes -= charge.size
         if charge is self._waiting:
             self._waiting = None
-        self.budget.release(charge)
-        self._on_hold(-charge.size)
+        try:
+            self.budget.release(charge)
+        finally:  # a waiter that is granted memory may fail: its failure is not of this connection
+            self._on_hold(-charge.size)
         if not could_read and self.may_read:
             self._on_change()
 

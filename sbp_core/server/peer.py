@@ -114,14 +114,16 @@ class Peer(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the tasks that serve the peer."""
-        self._session.close()
         self._lost_at = self._clock.monotonic()
-        self._allowance.end(self)
-        self._incoming.close()
-        self._work.cancel()
-        self.note_rest()
-        self._outgoing.lose()
-        self._on_closed(self)
+        try:
+            self._session.close()
+            self._allowance.end(self)
+            self._incoming.close()
+            self._work.cancel()
+            self.note_rest()
+            self._outgoing.lose()
+        finally:  # else the connection would count for its address for ever
+            self._on_closed(self)
         _LOG.debug("connection closed peer=%s: %s", self.name, exc or "by either side")
 
     def pause_writing(self) -> None:

@@ -367,9 +367,24 @@ def test_a_request_leaves_those_in_progress_when_giving_back_its_memory_fails():
     asyncio.run(main())
 
 
+def test_a_request_gives_back_its_quota_when_a_request_that_waited_fails():
+    budget = Budget(1_000)
+    held_bytes: list[int] = []
+    defects: list[object] = []
+    first = Intake(budget, lambda: None, on_hold=held_bytes.append).begin(900)
+    second = Intake(budget, lambda: defects and broken()).begin(900)
+    assert second.is_waiting
+    defects.append("from now on")
+    with pytest.raises(ValueError, match="a defect"):
+        first.end()
+    assert not second.is_waiting
+    assert sum(held_bytes) == 0
+
+
 def test_a_line_file_that_cannot_format_an_event_does_not_fail_its_caller(tmp_path, capsys):
     file = LineFile(tmp_path / "lines")
     logger = logging.getLogger("a logger of a line file")
+    logger.propagate = False
     logger.addHandler(file)
     logger.error("%d", "not a number")
     logger.error("the next event")
