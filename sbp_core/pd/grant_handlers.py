@@ -18,7 +18,7 @@ from sbp_core.access.rights import (
 )
 from sbp_core.errors import PermissionDeniedError, StatusError, invalid
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.streams.stream_operations import no_stream
+from sbp_core.pd.model import no_stream
 from sbp_core.server.answers import in_frames, with_results
 from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.server.guard import Authority, Judgement, Target, lacking_right

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.access.rights import is_stream_name
-from sbp_core.errors import invalid
+from sbp_core.errors import NotFoundError, invalid
 from sbp_core.wire.headers import RangeServer, ReplicaServer, Stream, StreamProperty, StreamRange
 from sbp_core.wire.status import shown
 
@@ -128,12 +127,6 @@ class CursorChange(NamedTuple):
     expected_offset: int | None = None
 
 
-class CursorMismatch(NamedTuple):
-    """A cursor that is not as expected: its offset, or NO_CURSOR if there is none."""
-
-    next_offset: int
-
-
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
     """A consumer group that has cursors, and when it committed the latest."""
@@ -169,23 +162,6 @@ class StreamChange:
     ack_count: int | None = None
     properties: Mapping[str, str | None] = field(default_factory=dict)
     expected: Mapping[str, str | None] = field(default_factory=dict)
-
-
-class ChangeRefusal(enum.Enum):
-    """Why a stream was not changed."""
-
-    NO_STREAM = "no such stream"
-    NAME_TAKEN = "another stream has the name"
-    TOO_MANY_PROPERTIES = "it would have more properties than a stream may have"
-
-
-@dataclass(frozen=True, slots=True)
-class PropertyMismatch:
-    """A property that is not as a change expects it; None stands for no such property."""
-
-    key: str
-    expected: str | None
-    current: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +221,11 @@ def check_group_name(name: str) -> None:
         f"{shown(name)} cannot name a consumer group: use 1 to {limits.GROUP_NAME_LENGTH_MAX} of"
         " A-Z a-z 0-9 . _ -"
     )
+
+
+def no_stream(stream_id: int) -> NotFoundError:
+    """Return the error for a stream that does not exist."""
+    return NotFoundError.of(f"stream {stream_id} does not exist (or was deleted)")
 
 
 def stream_table(stream: StreamRecord, properties: Mapping[str, str] = NO_PROPERTIES) -> Stream:

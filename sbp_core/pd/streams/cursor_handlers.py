@@ -9,17 +9,16 @@ from collections.abc import AsyncIterator, Sequence, Set
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import ConditionFailedError, SbpError, invalid
+from sbp_core.errors import SbpError, invalid
 from sbp_core.pd.groups.group_operations import refused_cursors
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import (
     NO_CURSOR,
     CursorChange,
-    CursorMismatch,
     CursorRecord,
     check_group_name,
 )
-from sbp_core.pd.streams.stream_operations import apply_accepted, no_stream
+from sbp_core.pd.streams.stream_operations import apply_accepted
 from sbp_core.server.answers import cut, in_parts, with_results
 from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.request_checks import check_number
@@ -110,7 +109,7 @@ def commit_cursors(
         planned, lambda wanted: store.cursors.commit(group, wanted, committed_at_ms)
     )
     return [
-        _committed(cursor, committed_at_ms, outcome=outcome)
+        _committed(cursor, committed_at_ms, outcome)
         for cursor, outcome in zip(cursors, outcomes, strict=True)
     ]
 
@@ -138,20 +137,9 @@ def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) ->
     return frozenset(fresh[left:])
 
 
-def _committed(
-    cursor: Cursor, committed_at_ms: int, *, outcome: bool | CursorMismatch | SbpError
-) -> Cursor:
-    if outcome is False:
-        outcome = no_stream(cursor.stream_id)
-    elif isinstance(outcome, CursorMismatch):
-        current, expected = outcome.next_offset, cursor.expected_offset
-        outcome = ConditionFailedError.of(
-            f"the cursor is {'not there' if current == NO_CURSOR else f'at {current}'}, and"
-            f" {'none' if expected == NO_CURSOR else expected} was expected; it was not changed",
-            ConditionFailedError.encode_offset(current),
-        )
-    if isinstance(outcome, SbpError):
-        return Cursor(cursor.stream_id, status=status_for(outcome))
+def _committed(cursor: Cursor, committed_at_ms: int, error: SbpError | None) -> Cursor:
+    if error is not None:
+        return Cursor(cursor.stream_id, status=status_for(error))
     if cursor.next_offset == NO_CURSOR:
         return Cursor(cursor.stream_id, status=SUCCESS)
     return Cursor(cursor.stream_id, cursor.next_offset, committed_at_ms, SUCCESS)

@@ -20,8 +20,7 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import SchemaRecord
-from sbp_core.pd.streams.stream_operations import no_stream
+from sbp_core.pd.model import SchemaRecord, no_stream
 from sbp_core.records.evolution import check_evolution
 from sbp_core.records.stream_schema import decode_stream_schema
 from sbp_core.server.answers import in_parts

@@ -25,12 +25,11 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import NO_SEQ, RangeRecord, ServerLoad, range_table
+from sbp_core.pd.model import NO_SEQ, RangeRecord, ServerLoad, no_stream, range_table
 from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.range_operations import create_range
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
-from sbp_core.pd.streams.stream_operations import no_stream
 from sbp_core.server.answers import in_frames, with_results
 from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.wire.headers import (

@@ -24,6 +24,7 @@ from sbp_core.pd.model import (
     ServerLoad,
     StreamRecord,
     check_stream_name,
+    no_stream,
     range_table,
     server_table,
     stream_table,
@@ -318,8 +319,3 @@ def _ranges_of(
     if not found and stream_id is not None and store.maybe_stream(stream_id) is None:
         raise no_stream(stream_id)
     return found
-
-
-def no_stream(stream_id: int) -> NotFoundError:
-    """Return the error for a stream that does not exist."""
-    return NotFoundError.of(f"stream {stream_id} does not exist (or was deleted)")

@@ -14,7 +14,8 @@ from functools import cache
 from typing import Final, Protocol
 
 from sbp_core import limits
-from sbp_core.errors import NotFoundError, PermissionDeniedError, TxnAbortedError, invalid
+from sbp_core.errors import PermissionDeniedError, TxnAbortedError, invalid
+from sbp_core.pd.model import no_stream
 from sbp_core.server.request_checks import check_number
 from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import copy_of, is_producer, is_txn_id, maybe_batch_of, original_of
@@ -227,7 +228,7 @@ def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
     checked: set[str] = set()
     for part in parts:
         if not has_stream(part.stream_id):
-            raise NotFoundError.of(f"stream {part.stream_id} does not exist (or was deleted)")
+            raise no_stream(part.stream_id)
         if not has_range(part.stream_id, part.range_index):
             raise TxnAbortedError.of(
                 f"range {part.range_index} of stream {part.stream_id} was trimmed, with what"
