@@ -96,13 +96,12 @@ class ServerCall:
         gate: Gate,
         audit: AuditTrail,
         times: RequestTimes,
-        peer_name: str,
         received_at: float,
         held: Held | None = None,
     ) -> None:
         self._gate = gate
         self._times = times
-        self._audited = audit.maybe_call(operation, frame.header, peer_name)
+        self._audited = audit.maybe_call(operation, frame.header, peer.name)
         self.opcode = operation
         self.payload = memoryview(frame.payload if operation in WITH_PAYLOAD else b"")
         self._held = held
@@ -114,7 +113,6 @@ class ServerCall:
         """The connection that the request came from."""
         self._role = role
         self._clock = clock
-        self._peer_name = peer_name
         self._began_at = clock.monotonic()
         self._received_at = received_at
         self._give_up_at: float | None = None
@@ -222,7 +220,7 @@ class ServerCall:
             self._audited.end(self.peer.standing, self._clock.wall_ms())
         except Exception:  # noqa: BLE001 - the call has ended, and must give back what it holds
             _LOG.exception(
-                "audit event lost operation=%s peer=%s", self.opcode.name, self._peer_name
+                "audit event lost operation=%s peer=%s", self.opcode.name, self.peer.name
             )
 
     async def _serve(self, handler: Handler) -> None:
@@ -250,7 +248,7 @@ class ServerCall:
         self._times.add_failed(self.opcode, self._clock.monotonic() - self._began_at)
         if self._audited is not None:
             self._audited.failed(error)
-        about = self.opcode.name, self._peer_name
+        about = self.opcode.name, self.peer.name
         if isinstance(error, SbpError):
             level = logging.WARNING if is_denial(error) else logging.DEBUG
             _LOG.log(level, "request failed operation=%s peer=%s: %s", *about, error)
@@ -345,7 +343,6 @@ class Dispatcher:
         self,
         frame: Frame,
         peer: Peer,
-        peer_name: str,
         *,
         received_at: float,
         on_end: OnEnd,
@@ -366,7 +363,6 @@ class Dispatcher:
             gate=self.gate,
             audit=self._audit,
             times=self.times,
-            peer_name=peer_name,
             received_at=received_at,
             held=held,
         )

@@ -332,7 +332,6 @@ class Peer(asyncio.BufferedProtocol):
             task = self._dispatcher.begin(
                 frame,
                 self,
-                self.name,
                 received_at=self._incoming.received_at,
                 on_end=partial(self._work.end, held, frame.opcode != Opcode.HEARTBEAT),
                 held=held,

@@ -48,6 +48,7 @@ class Peer:
         self.sent: list[object] = []
         self.ends: list[Exception | None] = []
         self.standing = Standing()
+        self.name = "a peer"
 
     async def send_response(
         self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
@@ -77,9 +78,7 @@ def run(
         )
         request = Frame(Opcode.APPEND, 0, 1, encode_header(AppendRequest(timeout_ms=timeout_ms)))
         received_at = asyncio.get_running_loop().time()
-        task = dispatcher.begin(
-            request, peer, "a peer", received_at=received_at, on_end=peer.ends.append
-        )
+        task = dispatcher.begin(request, peer, received_at=received_at, on_end=peer.ends.append)
         await asyncio.wait_for(body(peer, task), 30)
         assert [each and type(each) for each in peer.ends] == [expected_end]
 
