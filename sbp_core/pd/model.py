@@ -25,6 +25,12 @@ NO_CURSOR: Final = -1
 """The next offset of a cursor that does not exist, or is to be deleted."""
 
 
+RangeKey = tuple[int, int]
+"""(stream id, range index)."""
+BEFORE_RANGES: Final[RangeKey] = (-1, -1)
+"""Before every range."""
+
+
 @dataclass(frozen=True, slots=True)
 class NewStream:
     """A stream to be created, with the servers of its first range (primary first)."""
@@ -68,6 +74,11 @@ class RangeRecord:
     """When the stream was created."""
     end_seq: int = NO_SEQ
     end_digest: bytes = b""
+
+    @property
+    def key(self) -> RangeKey:
+        """The stream and the index."""
+        return self.stream_id, self.range_index
 
 
 class SealedRange(NamedTuple):

@@ -19,7 +19,14 @@ from sbp_core.client.operations.range_placement import chunks, cut_by_weight, st
 from sbp_core.errors import NoRangeServerError, RequestTimeoutError, SbpError, invalid
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import NO_PROPERTIES, RangeRecord, StreamRecord, range_table, stream_table
+from sbp_core.pd.model import (
+    BEFORE_RANGES,
+    NO_PROPERTIES,
+    RangeRecord,
+    StreamRecord,
+    range_table,
+    stream_table,
+)
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.peers.range_servers import Peers, server_addresses
 from sbp_core.server.answers import each_of, in_parts
@@ -203,12 +210,12 @@ def _read(store: MetadataStore) -> _Read:
 def _range_bounds(store: MetadataStore) -> dict[int, tuple[RangeRecord, RangeRecord]]:
     """Return the first and the last range of each stream. Memory is bounded: there may be many."""
     bounds: dict[int, tuple[RangeRecord, RangeRecord]] = {}
-    after = (-1, -1)
+    after = BEFORE_RANGES
     while ranges := store.ranges_after(after, _RANGES_AT_ONCE):
         for each in ranges:
             first, _ = bounds.get(each.stream_id, (each, each))
             bounds[each.stream_id] = (first, each)
-        after = (ranges[-1].stream_id, ranges[-1].range_index)
+        after = ranges[-1].key
     return bounds
 
 

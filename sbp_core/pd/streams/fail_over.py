@@ -21,7 +21,7 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import SbpError, StatusError, ThrottledError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import Copies, RangeRecord, ServerLoad
+from sbp_core.pd.model import BEFORE_RANGES, Copies, RangeKey, RangeRecord, ServerLoad
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.sealing import Sealer
@@ -30,9 +30,6 @@ from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult, StreamRa
 from sbp_core.wire.status import maybe_error
 
 _LOG: Final = logging.getLogger(__name__)
-
-_FIRST: Final = (-1, -1)
-"""Before every (stream id, range index)."""
 
 
 class FailOver:
@@ -56,7 +53,7 @@ class FailOver:
         self._membership = membership
         self._sealer = sealer
         self._clock = clock
-        self._after: dict[int, tuple[int, int]] = {}
+        self._after: dict[int, RangeKey] = {}
         """Maps the id of a silent server to the last of its ranges that was looked at."""
         self._at_work: set[int] = set()
         """The streams that are being sealed."""
@@ -245,7 +242,7 @@ class FailOver:
 def find_led_ranges(
     store: MetadataStore,
     server_ids: Sequence[int],
-    after: Mapping[int, tuple[int, int]],
+    after: Mapping[int, RangeKey],
     count_max: int,
 ) -> dict[int, list[RangeId]]:
     """Return the open replicated ranges of which these servers are the primaries, by primary.
@@ -255,7 +252,7 @@ def find_led_ranges(
     found: dict[int, list[RangeId]] = {}
     for server_id in server_ids:
         found[server_id] = store.replicated_ranges(
-            server_id, after.get(server_id, _FIRST), count_max
+            server_id, after.get(server_id, BEFORE_RANGES), count_max
         )
         count_max -= len(found[server_id])
     return found

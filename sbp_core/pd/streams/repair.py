@@ -18,9 +18,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import SbpError
-from sbp_core.log.states.range_states import RangeKey
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import NO_SEQ, RangeRecord, RangeServerRecord, ServerLoad, range_table
+from sbp_core.pd.model import (
+    BEFORE_RANGES,
+    NO_SEQ,
+    RangeKey,
+    RangeRecord,
+    RangeServerRecord,
+    ServerLoad,
+    range_table,
+)
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.sealing import RangeAnnouncer
@@ -31,8 +38,6 @@ from sbp_core.wording import listed
 
 _LOG: Final = logging.getLogger(__name__)
 
-_FIRST: Final = (-1, -1)
-"""Before every (stream id, range index)."""
 _INTERVAL_MS: Final = 1_000
 """Pause between looks."""
 _COPIED_MAX: Final = 16
@@ -59,7 +64,7 @@ class Incomplete:
     @property
     def key(self) -> RangeKey:
         """Its stream and index."""
-        return self.record.stream_id, self.record.range_index
+        return self.record.key
 
     @property
     def can_be_changed(self) -> bool:
@@ -88,7 +93,7 @@ class Repair:
         self._announcer = announcer
         self._clock = clock
         self._replace_after_ms = replace_after_ms
-        self._after = _FIRST
+        self._after = BEFORE_RANGES
         self._copied: dict[RangeKey, float] = {}
         """The ranges that are being copied, and since when."""
         self._live: frozenset[int] = frozenset()
@@ -184,9 +189,7 @@ class Repair:
             )
             if self._membership.is_live(server)
         )
-        settled: dict[RangeKey, set[int]] = {
-            (each.stream_id, each.range_index): set() for each in ranges
-        }
+        settled: dict[RangeKey, set[int]] = {each.key: set() for each in ranges}
 
         async def ask(address: str, items: Sequence[tuple[int, RangeRecord]]) -> None:
             tables = [range_table(record, addresses) for _, record in items]
@@ -196,7 +199,7 @@ class Repair:
                 if isinstance(answer, SbpError) or answer.stream_range is None:
                     continue
                 if answer.stream_range.end_offset == record.end_offset:
-                    settled[record.stream_id, record.range_index].add(server_id)
+                    settled[record.key].add(server_id)
 
         await asyncio.gather(*(ask(*each) for each in asked.items()))
         return settled
@@ -276,11 +279,11 @@ class Repair:
         until enough servers have it.
         """
         page = store.sealed_replicated_ranges(self._after, _SCANNED_MAX)
-        if self._after == _FIRST:
+        if self._after == BEFORE_RANGES:
             self._blocked = {}
-        self._after = _FIRST
+        self._after = BEFORE_RANGES
         if len(page) == _SCANNED_MAX:
-            self._after = (page[-1].stream_id, page[-1].range_index)
+            self._after = page[-1].key
         found: dict[int, Incomplete] = {}
         for each in self._with_newcomers(store, page, servers):
             if not each.can_be_changed or each.key in self._set_aside:

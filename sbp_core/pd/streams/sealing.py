@@ -18,11 +18,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import DeadlineExceededError, SbpError, ThrottledError, TransportError
+from sbp_core.errors import SbpError, ThrottledError
 from sbp_core.pd.metadata.store import StoreThread
 from sbp_core.pd.model import SealedRange, ServerLoad
 from sbp_core.pd.server_membership import Membership
-from sbp_core.pd.streams.fencing import Fence
+from sbp_core.pd.streams.fencing import UNREACHABLE, Fence
 from sbp_core.pd.streams.range_operations import (
     NO_TARGETS,
     Opened,
@@ -44,7 +44,6 @@ from sbp_core.wire.status import SUCCESS, status_for
 
 _LOG: Final = logging.getLogger(__name__)
 
-_UNREACHABLE: Final = (TransportError, DeadlineExceededError)
 SEAL_BACKOFF_MS: Final = 1_000
 SEAL_BACKOFF_MS_MAX: Final = 60_000
 """The first and the longest pause between ranges of a stream that end as a replica is lacking."""
@@ -122,7 +121,7 @@ class Primaries:
             answers = call.result() if call.done() else {}
         finally:
             await cancel_all([call])
-        if any(not isinstance(each, _UNREACHABLE) for each in answers.values()):
+        if any(not isinstance(each, UNREACHABLE) for each in answers.values()):
             self._membership.note_answer(server_id)
         else:
             self._membership.suspect([server_id])

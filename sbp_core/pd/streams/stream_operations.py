@@ -18,8 +18,10 @@ from sbp_core.errors import AlreadyExistsError, NotFoundError, SbpError, StatusE
 from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import (
+    BEFORE_RANGES,
     NO_PROPERTIES,
     NewStream,
+    RangeKey,
     RangeRecord,
     ServerLoad,
     StreamRecord,
@@ -51,9 +53,6 @@ R = TypeVar("R")
 
 _UNSET = -1
 """The default of the wire schema: the peer did not set the id."""
-
-_FIRST = (-1, -1)
-"""Before every (stream id, range index)."""
 
 
 def create_streams(
@@ -232,7 +231,7 @@ class ListCursor:
     """How far an answer to LIST_RANGES is: the current owner, and its last range sent."""
 
     owner_index: int = 0
-    after: tuple[int, int] = _FIRST
+    after: RangeKey = BEFORE_RANGES
 
 
 def list_ranges(
@@ -276,9 +275,9 @@ def list_ranges(
         results.append(result)
         if len(found) > room:
             last = found[room - 1]
-            return results, ListCursor(owner_index, (last.stream_id, last.range_index))
+            return results, ListCursor(owner_index, last.key)
         room -= len(found) + 1 + weight
-        owner_index, after = owner_index + 1, _FIRST
+        owner_index, after = owner_index + 1, BEFORE_RANGES
     return results, ListCursor(owner_index) if owner_index < len(owners) else None
 
 
@@ -304,7 +303,7 @@ def _ranges_ahead(
 def _ranges_of(
     store: MetadataStore,
     owner: RangeCriteria,
-    after: tuple[int, int],
+    after: RangeKey,
     count_max: int,
     ahead: Mapping[int, list[RangeRecord]],
 ) -> list[RangeRecord]:
@@ -313,7 +312,7 @@ def _ranges_of(
     server_id = server.server_id if server and server.server_id != _UNSET else None
     if stream_id is None and server_id is None:
         raise invalid("a range owner names neither a stream nor a range server; set one or both")
-    if server is None and after == _FIRST and owner.stream_id in ahead:
+    if server is None and after == BEFORE_RANGES and owner.stream_id in ahead:
         return ahead[owner.stream_id][:count_max]
     found = store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
     if not found and stream_id is not None and store.maybe_stream(stream_id) is None:
