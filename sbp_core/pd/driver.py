@@ -219,7 +219,7 @@ class PlacementDriver:
         return len(self._membership.live_server_ids())
 
     def unready(self) -> list[Unready]:
-        """Return why it neither leads nor follows, or the cluster serves nobody; else nothing."""
+        """Return why this placement driver, or the cluster, does not serve; empty if it serves."""
         if self._unready is not None:
             return [self._unready]
         if self.failed.done():

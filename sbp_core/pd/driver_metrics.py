@@ -297,7 +297,7 @@ class Observation:
         self.lags: Final = GroupLags(store, peers, clock)
 
     def unready(self) -> Iterator[Unready]:
-        """Yield why the cluster serves nobody."""
+        """Yield why the cluster serves no clients."""
         if self._restorer.restoring is not None:
             yield Unready("restoring", self._restorer.notice)
 

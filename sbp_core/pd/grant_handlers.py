@@ -38,7 +38,7 @@ from sbp_core.wire.txn_id import is_txn_id
 
 
 class GrantHandlers:
-    """Serves what is asked about rights, and changes them."""
+    """Serves LIST_GRANTS, CHANGE_GRANTS and CHECK_RIGHTS."""
 
     def __init__(self, store: StoreThread, clock: Clock) -> None:
         self._store = store

@@ -22,7 +22,7 @@ NO_SEQ: Final = -1
 """The `end_seq` of a range that is open, or has one replica."""
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 NO_CURSOR: Final = -1
-"""The next offset of a cursor that does not exist, or is to be deleted."""
+"""The next offset of a cursor that does not exist, or that a change deletes."""
 
 
 RangeKey = tuple[int, int]

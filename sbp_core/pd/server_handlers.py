@@ -37,7 +37,7 @@ _HALTED_MAX: Final = 10
 
 
 class ServerHandlers:
-    """Serves what is asked about the range servers of the cluster."""
+    """Serves DESCRIBE_SERVERS and DRAIN_SERVERS."""
 
     def __init__(
         self, store: StoreThread, membership: Membership, fail_over: FailOver, repair: Repair

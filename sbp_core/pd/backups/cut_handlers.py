@@ -1,8 +1,8 @@
 """TAKE_CUT: the metadata of a cluster, and where its streams end, at one moment.
 
 For that moment no decision is made, and all that were made are published. So a decision is in the
-cut if, and only if, all its records are in front of the ends. Appends go on: what is acknowledged
-when the request arrives is in front of the ends.
+cut if, and only if, all its records are in front of the ends. Appends go on: records that were
+acknowledged when the request arrives are in front of the ends.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class CutTaker:
         self._clock = clock
 
     async def take(self, call: ServerCall) -> Answer:
-        """SPEC "TAKE_CUT": metadata in frames of about 1 MiB; the first one has the rest, too."""
+        """SPEC "TAKE_CUT": metadata in frames of about 1 MiB. Each has the same head."""
         call.decode(TakeCutRequest)
         await self._extents(await self._store.run(_read))  # a server that is down holds nothing up
         try:

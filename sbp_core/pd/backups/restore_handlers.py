@@ -148,7 +148,7 @@ def _begin(store: MetadataStore, backup_id: str, now_ms: int) -> bool:
 
 
 def _add(store: MetadataStore, part: ClusterMetadata, servers: tuple[ServerLoad, ...]) -> None:
-    """Add a part of the metadata; what is there already is kept."""
+    """Add a part of the metadata; existing metadata stay."""
     placement = Placement(servers, store.primary_counts())
     present = store.streams_by_id([_id_of(each) for each in part.streams])
     store.restore_streams(

@@ -95,7 +95,7 @@ def schema_hash(file: sqlite3.Connection) -> str:
 
 
 def find_content_faults(file: sqlite3.Connection, version: int) -> list[str]:
-    """Read every row; return what is not as it was committed, in words."""
+    """Read every row; return a sentence for each difference to the commits."""
     return _find_faults(file) if version >= _CHECKSUMS_SINCE else _find_faults_of_sums(file)
 
 

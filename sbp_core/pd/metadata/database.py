@@ -201,7 +201,7 @@ class Database(ABC):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make one commit of what is changed within, on disk at the end; all or nothing.
+        """Commit the changes of the body, all or nothing; they are on disk at the end.
 
         Raises NotLeaderError unless this placement driver leads.
         """
@@ -225,7 +225,7 @@ class Database(ABC):
         return nullcontext()
 
     def count(self, table: str) -> int:
-        """Return the number of rows of a table, with what is changed right now."""
+        """Return the number of rows of a table, including changes of the open transaction."""
         if table not in self._counts:
             ((self._counts[table],),) = self.query(_COUNTS[table])
         return self._counts[table]
@@ -270,7 +270,7 @@ class Database(ABC):
 
     @abstractmethod
     def confirm(self) -> None:
-        """Raise NotLeaderError unless what was read since the last call was the newest there is."""
+        """Raise NotLeaderError unless all reads since the last call saw the newest commit."""
 
     @abstractmethod
     def close(self) -> None:
@@ -283,7 +283,7 @@ class Database(ABC):
         """Prepare a transaction that has begun. Raises NotLeaderError, StatusError."""
 
     def _content(self) -> str | None:
-        """Return what is noted of all rows with each commit."""
+        """Return the counts of all rows, which each commit notes; None if the home notes none."""
         return None
 
     @abstractmethod

@@ -31,7 +31,7 @@ class GrantTable:
     def canonicalise(self) -> None:
         """Bring the subjects into the form in which they are compared, as the store had any text.
 
-        Grants to what can be no subject are removed: they gave nobody a right.
+        Grants to invalid subjects are removed: they gave no identity a right.
         """
         removed, added = [], []
         for each in self.of():

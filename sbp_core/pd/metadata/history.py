@@ -20,8 +20,8 @@ decisions need no epoch: they never leave the placement driver.
 
 The last commit is noted outside of the store too, in `metadata.mark`. SQLite ends its write-ahead
 log at the first frame whose checksum is wrong: damage there takes all later commits away without a
-word. The mark names the last one. It is written after each commit, without a sync, so it is
-never ahead of what is durable, and may be behind.
+word. The mark names the last commit. It is written after each commit, without a sync, so it is
+never ahead of the durable commits, and may be behind.
 
 Two slots are written by turns. Each (big-endian):
 
@@ -239,7 +239,7 @@ class CommitMark:
         self.last = slot
 
     def sync(self) -> None:
-        """Make what was noted durable. Raises OSError."""
+        """Make the mark durable. Raises OSError."""
         self._file.fsync()
 
     def close(self) -> None:

@@ -146,7 +146,7 @@ class PostgresqlDatabase(Database):
             self._begin_life()
 
     def confirm(self) -> None:
-        """Raise NotLeaderError unless what was read since the last call was the newest there is."""
+        """Raise NotLeaderError unless all reads since the last call saw the newest commit."""
         if self._is_unconfirmed:
             self._check_term(self.query(_TERM))
 

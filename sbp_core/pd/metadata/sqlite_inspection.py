@@ -160,7 +160,7 @@ def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMa
 
 @contextmanager
 def copied(directory: Path) -> Iterator[Path]:
-    """Keep placement drivers away, and make a copy of what is in a directory, for a while."""
+    """Yield a copy of the files in a directory, while no placement driver can use them."""
     with _locked(directory), tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         try:

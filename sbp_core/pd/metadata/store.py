@@ -209,7 +209,7 @@ class StoreThread:
         try:
             try:
                 return work(self._store, *args, **kwargs)
-            finally:  # an error may come from what was read, too
+            finally:  # an outdated read may have caused an error, too
                 self._store.database.confirm()
         except NotLeaderError as error:
             if self._store.database.commits_tried == commits_tried:
@@ -220,6 +220,6 @@ class StoreThread:
             ) from error
 
     async def close(self) -> None:
-        """Finish what is queued, then close the store."""
+        """Finish the queued work, then close the store."""
         await asyncio.get_running_loop().run_in_executor(self._executor, self._store.close)
         self._executor.shutdown()

@@ -139,7 +139,7 @@ replicas: Final = Table(
 servers: Final = Table("servers", COMMON, _integer("server_id", is_key=True), _text("address"))
 
 draining: Final = Table("draining", COMMON, _integer("server_id", is_key=True))
-"""The range servers that are to have no ranges any more."""
+"""The range servers that are being drained."""
 
 server_secrets: Final = Table(
     "server_secrets", COMMON, _integer("server_id", is_key=True), _text("secret")

@@ -59,7 +59,7 @@ _FORGET_CLAIMS: Final = delete(producer_claims).where(
     producer_claims.c.claimed_at_ms < bindparam("before_ms")
 )
 _CLAIMS_KEPT_MS: Final = limits.STAGED_TIMEOUT_MS_MAX + 24 * CLAIM_MS
-"""Until then what was staged when a claim was made the last time is given up, also if late."""
+"""Batches that were staged under a claim are given up before that, also if they came late."""
 _ADD_TXN: Final = insert(txns).returning(txns.c.txn_number)
 _LAST_NUMBER: Final = select(func.coalesce(func.max(txns.c.txn_number), 0))
 _GIVE_UP: Final = insert(given_up_parts).from_select(
@@ -82,7 +82,7 @@ _IS_DONE_WITH: Final = (
         given_up_parts.c.given_up_at_ms >= bindparam("given_up_since_ms"),
     ),
 )
-"""Nothing waits, and what is lost was told for long enough."""
+"""No part waits to be published, and lost parts were reported for long enough."""
 _OF_PRODUCER: Final = txns.alias("of_producer")
 _KEPT: Final = (
     select(_OF_PRODUCER.c.batch_number)
@@ -114,7 +114,7 @@ class TransactionTables:
     def commit(
         self, manifest: Manifest, decided_at_ms: int, leap_max: int = limits.BATCH_NUMBER_LEAP_MAX
     ) -> Decision:
-        """Decide a batch, or return what was decided.
+        """Decide a batch, or return the earlier decision.
 
         Raises what `check_owner`, `check_leap` and `check_parts` raise.
         """
@@ -215,7 +215,7 @@ class TransactionTables:
         return self._txn(row)
 
     def maybe_decided(self, producer: str, batch_number: int) -> Decision | None:
-        """Return what was decided of a batch; None if nothing was."""
+        """Return the decision about a batch; None without a decision."""
         last = self.maybe_last_batch(producer)
         if last is None or batch_number > last:
             return None

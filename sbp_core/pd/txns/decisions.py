@@ -99,7 +99,7 @@ class AbortedTxn:
 
 
 class Verdict(enum.Enum):
-    """The answer to a request to abort what is staged."""
+    """The answer to a request to abort staged batches."""
 
     KEPT = "it is committed, or not to be aborted yet"
     DEAD = "it can never be committed, by an earlier decision"

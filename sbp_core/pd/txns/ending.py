@@ -211,9 +211,9 @@ class RangeServers:
         raise next((each for each in errors if isinstance(each, UNREACHABLE)), errors[0])
 
     def drop(self, parts: Iterable[Part]) -> None:
-        """Let servers drop what is staged, in the background, unless too many tasks do that.
+        """Ask servers to drop staged batches, in the background, unless too many tasks do that.
 
-        Best effort: servers find the rest themselves.
+        Best effort: servers find dead batches themselves, too.
         """
         ids: dict[RangeKey, list[str]] = {}
         for part in parts:

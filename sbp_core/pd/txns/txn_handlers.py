@@ -140,7 +140,7 @@ class TxnHandlers:
         return _decision_answer(txn, progress, is_replay=True, message=message)
 
     async def _decided(self, producer: str, batch_number: int, batch: str) -> TxnRecord | None:
-        """Return what was decided, None if that is forgotten. Raises NotFoundError if nothing."""
+        """Return the decision, None if it is forgotten. Raises NotFoundError without a decision."""
         decision = await self._store.run(
             lambda store: store.transactions.maybe_decided(producer, batch_number)
         )
@@ -149,7 +149,7 @@ class TxnHandlers:
         return decision.txn
 
     async def _abort(self, call: ServerCall, parts: tuple[Part, ...]) -> Answer:
-        """Abort transactions, so that nobody commits them any more; drop what they staged."""
+        """Abort transactions, so that no client can commit them; drop their staged batches."""
         for part in parts:
             if not is_txn_id(part.txn_id):
                 raise invalid(
