@@ -8,7 +8,7 @@ from typing import Final
 from status_codes import NOTICE, table
 
 from sbp_core.admin import pages
-from sbp_core.pd import observing as driver
+from sbp_core.pd import driver_metrics as driver
 from sbp_core.rangeserver import observing as range_server
 from sbp_core.server import metrics
 from sbp_core.server.metrics import Catalog

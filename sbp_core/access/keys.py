@@ -102,7 +102,7 @@ class PublicKey:
 def parse_keys(data: bytes) -> tuple[PublicKey, ...]:
     """Return the keys of a JSON Web Key Set (RFC 7517) that can verify tokens.
 
-    Keys for encryption, and those of other kinds, are left out. Raises ValueError, with the reason,
+    Keys for encryption, and keys of other kinds, are left out. Raises ValueError, with the reason,
     for what is no set, for private and symmetric keys, and where no key is left.
     """
     found = parse_object(data).get("keys")
@@ -173,7 +173,7 @@ class KeySource(ABC):
     """Why the last fetch failed; None if it succeeded."""
 
     def is_due(self, *, is_unknown: bool) -> bool:
-        """Whether to `reload` first, for keys that are old, or for one that `is_unknown`."""
+        """Whether to `reload` first: the keys are old, or a token has a key that `is_unknown`."""
         del is_unknown
         return False
 

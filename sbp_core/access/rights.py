@@ -133,7 +133,7 @@ def check_pattern(pattern: str) -> None:
 
 
 class Owners(Generic[K]):
-    """Which subject used a key first; of `count_max` keys the least recently used is forgotten."""
+    """Which subject used a key first. Of `count_max` keys, the least recently used is dropped."""
 
     def __init__(self, count_max: int = 100_000) -> None:
         self._count_max = count_max

@@ -17,7 +17,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 
 class Exposition(Collector):
-    """Renders the metrics of `catalogs`, with those of the process, from the last readings.
+    """Renders the metrics of `catalogs` from the last readings, and the metrics of the process.
 
     A metric without a series is shown by its name and meaning only.
     """

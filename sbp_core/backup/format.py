@@ -1,4 +1,4 @@
-"""The objects of a place with backups: manifests, and the chunks that they refer to.
+"""The objects that backups are made of: manifests, and the chunks that they refer to.
 
     backups/ID/manifest                        one for each backup, written last
     chunks/STREAM-CREATED/START-END-DIGEST     records of a stream, never changed
@@ -220,13 +220,13 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
                 f" {VERSION}: use the release that wrote it, or a later one"
             )
         if head.sha256 != sha256(body).hexdigest():
-            raise BackupError(f"{where} is damaged: its checksum does not match. {_USE_OTHER}")
+            raise BackupError(f"{where} is damaged: its checksum does not match. {USE_OTHER}")
         return msgspec.json.decode(body, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BackupError(f"{where} is damaged: {error}. {_USE_OTHER}") from error
+        raise BackupError(f"{where} is damaged: {error}. {USE_OTHER}") from error
 
 
-_USE_OTHER: Final = "Use another backup, or another copy of this one"
+USE_OTHER: Final = "Use another backup, or another copy of this one"
 
 
 @dataclass(slots=True)
@@ -270,13 +270,13 @@ def batches_of(data: bytes, chunk: ChunkRef, where: str) -> Sequence[tuple[int, 
     if not is_whole or digest.hex() != chunk.digest or not content.startswith(_MAGIC):
         raise BackupError(
             f"{where} is damaged: records {chunk.start} to {chunk.end - 1} of its stream cannot be"
-            f" restored. {_USE_OTHER}"
+            f" restored. {USE_OTHER}"
         )
     found = list(_batches_in(memoryview(content), where))
     starts = [start for start, _, _ in found] + [chunk.end]
     ends = [chunk.start] + [end for _, end, _ in found]
     if starts != ends:
-        raise BackupError(f"{where} is damaged: its records have gaps. {_USE_OTHER}")
+        raise BackupError(f"{where} is damaged: its records have gaps. {USE_OTHER}")
     return found
 
 
@@ -290,7 +290,7 @@ def _batches_in(content: memoryview, where: str) -> Iterator[tuple[int, int, byt
             position += length
             envelope = decode_envelope(batch)
             if envelope.length_bytes != len(batch):
-                raise BackupError(f"{where} is damaged: a batch has another length. {_USE_OTHER}")
+                raise BackupError(f"{where} is damaged: a batch has another length. {USE_OTHER}")
             yield envelope.base_offset, envelope.end_offset, batch
     except (struct.error, RecordBatchError) as error:
-        raise BackupError(f"{where} is damaged: {error}. {_USE_OTHER}") from error
+        raise BackupError(f"{where} is damaged: {error}. {USE_OTHER}") from error

@@ -1,8 +1,8 @@
-"""Marks in a place: chunks are used again while a backup is taken, so none may be removed then.
+"""Marks of commands that run: a new backup refers to chunks that exist, so none may be removed.
 
 Taking and removing exclude each other: each puts its mark first, and then looks for marks of the
-other. A place lists every object that was put before, so of two that begin at the same time one at
-least sees the mark of the other, and gives up.
+other. Listing finds every object that was put before, so of two commands that begin at the same
+time one at least sees the mark of the other, and gives up.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sbp_core.backup.format import BackupError, maybe_begun_at, new_backup_id
-from sbp_core.backup.place import Place
+from sbp_core.backup.storage import BackupStorage
 
 _TAKING: Final = "running/"
 _REMOVING: Final = "pruning/"
 
 
 @asynccontextmanager
-async def taking(place: Place, backup_id: str) -> AsyncIterator[None]:
+async def taking(storage: BackupStorage, backup_id: str) -> AsyncIterator[None]:
     """Mark a backup that is being taken. Raises BackupError while backups are being removed."""
-    async with _marked(place, taking_mark(backup_id)):
-        found = sorted(await place.sizes(_REMOVING))
+    async with _marked(storage, taking_mark(backup_id)):
+        found = sorted(await storage.sizes(_REMOVING))
         if found:
-            problem = f"no backup was taken, as backups are being removed from {place.name}"
-            raise _error(place, problem, found, "sbp backup prune")
+            problem = f"no backup was taken, as backups are being removed from {storage.name}"
+            raise _error(storage, problem, found, "sbp backup prune")
         yield
 
 
 @asynccontextmanager
-async def removing(place: Place) -> AsyncIterator[None]:
+async def removing(storage: BackupStorage) -> AsyncIterator[None]:
     """Mark that chunks are being removed. Raises BackupError while a backup is being taken."""
-    async with _marked(place, f"{_REMOVING}{new_backup_id(datetime.now(UTC))}"):
-        found = sorted(await place.sizes(_TAKING))
+    async with _marked(storage, f"{_REMOVING}{new_backup_id(datetime.now(UTC))}"):
+        found = sorted(await storage.sizes(_TAKING))
         if found:
-            problem = f"nothing was removed, as a backup is being taken to {place.name}"
-            raise _error(place, problem, found, "sbp backup create")
+            problem = f"nothing was removed, as a backup is being taken to {storage.name}"
+            raise _error(storage, problem, found, "sbp backup create")
         yield
 
 
@@ -47,19 +47,19 @@ def taking_mark(backup_id: str) -> str:
 
 
 @asynccontextmanager
-async def _marked(place: Place, path: str) -> AsyncIterator[None]:
-    await place.put(path, b"")
+async def _marked(storage: BackupStorage, path: str) -> AsyncIterator[None]:
+    await storage.put(path, b"")
     try:
         yield
     finally:
-        await place.delete([path])
+        await storage.delete([path])
 
 
-def _error(place: Place, problem: str, paths: Sequence[str], command: str) -> BackupError:
-    """Return an error that names marks with their age, as one that was killed leaves its mark."""
+def _error(storage: BackupStorage, problem: str, paths: Sequence[str], command: str) -> BackupError:
+    """Return an error that names marks with their age: a killed command leaves its mark."""
     now = datetime.now(UTC)
     shown = "; ".join(_aged(path.rpartition("/")[2], now) for path in paths)
-    objects = " and ".join(f"{place.name.rstrip('/')}/{path}" for path in paths)
+    objects = " and ".join(f"{storage.name.rstrip('/')}/{path}" for path in paths)
     return BackupError(
         f"{problem}: {shown}. Wait for its end. If its `{command}` does not run any more, as after"
         f" a kill, remove {objects}, and try again"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.backup.cut import other_parts, stream_parts
+from sbp_core.backup.cluster_cut import other_parts, stream_parts
 from sbp_core.backup.format import BackupError, Manifest, StreamEntry, batches_of
-from sbp_core.backup.place import Place
+from sbp_core.backup.storage import BackupStorage
 from sbp_core.backup.taking import OnProgress, Progress, some_at_a_time
 from sbp_core.backup.upkeep import check_present
 from sbp_core.client import AppendItem, AsyncClient, Writer
@@ -40,7 +40,7 @@ class Restored:
 
 async def restore_backup(
     client: AsyncClient,
-    place: Place,
+    storage: BackupStorage,
     manifest: Manifest,
     *,
     on_progress: OnProgress = lambda _: None,
@@ -51,13 +51,13 @@ async def restore_backup(
     and other SbpError; the cluster serves nobody then until a restore is complete.
     """
     progress = Progress(len(manifest.streams), byte_count=manifest.size)
-    await check_present(place, manifest)
+    await check_present(storage, manifest)
     for part in stream_parts(manifest):
         if await _send(client, manifest, part):
             return Restored(manifest, progress, was_complete=True)
 
     async def fill(stream: StreamEntry) -> None:
-        await _Filler(client, place, progress, on_progress).fill(stream)
+        await _Filler(client, storage, progress, on_progress).fill(stream)
 
     await some_at_a_time(fill, manifest.streams)
     await client.trim_streams(
@@ -97,10 +97,14 @@ class _Filler:
     """Appends the records of a stream."""
 
     def __init__(
-        self, client: AsyncClient, place: Place, progress: Progress, on_progress: OnProgress
+        self,
+        client: AsyncClient,
+        storage: BackupStorage,
+        progress: Progress,
+        on_progress: OnProgress,
     ) -> None:
         self._client = client
-        self._place = place
+        self._storage = storage
         self._progress = progress
         self._on_progress = on_progress
         self._writer = Writer()
@@ -112,8 +116,8 @@ class _Filler:
         for chunk in stream.chunks:
             if chunk.end > position:
                 path = stream.path_of(chunk)
-                data = await self._place.get(path)
-                found = batches_of(data, chunk, f"{path} in {self._place.name}")
+                data = await self._storage.get(path)
+                found = batches_of(data, chunk, f"{path} in {self._storage.name}")
                 left = [each for each in found if each[0] >= position]
                 for some in _cut(left):
                     await self._append(stream, some)

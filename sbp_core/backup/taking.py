@@ -1,7 +1,7 @@
 """Taking a backup: a cut through the cluster, the records up to it, and then the manifest.
 
-Chunks that an earlier backup of the same cluster left in the place are used again. They are of the
-same history only if the metadata still have the commit of that backup: a cluster that was restored
+A new manifest refers to chunks of an earlier backup of the same cluster, if these are of the same
+history. They are if the metadata still have the commit of that backup: a cluster that was restored
 gives the same offsets to other records.
 """
 
@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from sbp_core.backup.cut import Cut, take_cut
+from sbp_core.backup.cluster_cut import Cut, take_cut
 from sbp_core.backup.format import (
     CHUNK_BYTES,
     BackupError,
@@ -36,7 +36,7 @@ from sbp_core.backup.format import (
     new_backup_id,
 )
 from sbp_core.backup.marks import taking
-from sbp_core.backup.place import Place
+from sbp_core.backup.storage import BackupStorage
 from sbp_core.backup.upkeep import backup_ids, chunk_sizes, read_manifest
 from sbp_core.client import AsyncClient, FetchItem, StoreCommit
 from sbp_core.client.types import FetchOutcome
@@ -61,9 +61,9 @@ ChunksByStream = Mapping[tuple[int, int], Sequence[ChunkRef]]
 
 @dataclass(slots=True)
 class Progress:
-    """How far a backup or a restore is. Bytes are those of chunks, but for `bytes_done`.
+    """How far a backup or a restore is, in bytes of chunks.
 
-    `bytes_done` of about `byte_count` are read. That is None if it is not known.
+    `bytes_done` of about `byte_count` bytes of records are read; `byte_count` is None if unknown.
     """
 
     stream_count: int = 0
@@ -102,23 +102,23 @@ class Pace:
 
 async def take_backup(
     client: AsyncClient,
-    place: Place,
+    storage: BackupStorage,
     *,
     bytes_per_second: int = 0,
     on_progress: OnProgress = lambda _: None,
 ) -> Taken:
-    """Take a backup. Raises SbpError, and the place is as useful as before then.
+    """Take a backup. Raises SbpError; the earlier backups stay intact then.
 
     Streams that are deleted while it is taken are left out, and so are records that are trimmed;
     the manifest names both.
     """
     backup_id = new_backup_id(datetime.now(UTC))
-    cut = await take_cut(client)  # a refusal leaves nothing in the place
-    async with taking(place, backup_id):
+    cut = await take_cut(client)  # a refusal leaves nothing in the storage
+    async with taking(storage, backup_id):
         copier = _Copier(
             client,
-            place,
-            await _reusable(client, place, cut),
+            storage,
+            await _reusable(client, storage, cut),
             pace=Pace(bytes_per_second),
             progress=Progress(len(cut.streams), byte_count=await _maybe_size(client, cut)),
             on_progress=on_progress,
@@ -146,7 +146,7 @@ async def take_backup(
                 if each is None
             ),
         )
-        await place.put(manifest_path(backup_id), encode_manifest(manifest))
+        await storage.put(manifest_path(backup_id), encode_manifest(manifest))
     return Taken(manifest, copier.progress)
 
 
@@ -160,12 +160,12 @@ async def _maybe_size(client: AsyncClient, cut: Cut) -> int | None:
     return sum(sizes.values()) if len(sizes) == len(ids) else None
 
 
-async def _reusable(client: AsyncClient, place: Place, cut: Cut) -> ChunksByStream:
+async def _reusable(client: AsyncClient, storage: BackupStorage, cut: Cut) -> ChunksByStream:
     """Return the chunks of the newest backup of the same history that are there, by stream."""
-    sizes = await chunk_sizes(place)
-    for backup_id in reversed(await backup_ids(place)):
+    sizes = await chunk_sizes(storage)
+    for backup_id in reversed(await backup_ids(storage)):
         try:
-            manifest = await read_manifest(place, backup_id)
+            manifest = await read_manifest(storage, backup_id)
         except BackupError:
             continue  # `sbp backup check` reports it
         if await _is_same_history(client, manifest, cut):
@@ -195,7 +195,7 @@ class _Copier:
     def __init__(
         self,
         client: AsyncClient,
-        place: Place,
+        storage: BackupStorage,
         reusable: ChunksByStream,
         *,
         pace: Pace,
@@ -203,14 +203,14 @@ class _Copier:
         on_progress: OnProgress,
     ) -> None:
         self._client = client
-        self._place = place
+        self._storage = storage
         self._reusable = reusable
         self._pace = pace
         self.progress = progress
         self._on_progress = on_progress
 
     async def copy_all(self, streams: Sequence[StreamEntry]) -> list[StreamEntry | None]:
-        """Return the streams with their chunks, None for those that were deleted."""
+        """Return the streams with their chunks, None for deleted streams."""
         results: list[StreamEntry | None] = [None] * len(streams)
 
         async def copy(at: int) -> None:
@@ -284,7 +284,7 @@ class _Copier:
 
     async def _store(self, stream: StreamEntry, writer: ChunkWriter) -> ChunkRef:
         chunk, data = writer.finish()
-        await self._place.put(stream.path_of(chunk), data)
+        await self._storage.put(stream.path_of(chunk), data)
         self.progress.bytes_copied += chunk.size
         return chunk
 
@@ -294,9 +294,9 @@ def _batches(
 ) -> Iterator[tuple[int, int, bytes]]:
     """Yield the first offset, the end offset and the bytes of batches from `position` on.
 
-    A server may have merged small batches since the cut, or since those before were copied. So one
-    is cut where it begins before `position`, or ends behind `end_offset`. Only the first batch of a
-    stream may begin before: it is restored whole, and then trimmed.
+    A server may have merged small batches since the cut, or since earlier batches were copied. So a
+    batch is cut if it begins before `position`, or ends behind `end_offset`. Only the first batch
+    of a stream may begin before: it is restored whole, and then trimmed.
 
     Raises BackupError for a gap, DamagedBatchError for a batch that is to be cut and cannot be.
     """

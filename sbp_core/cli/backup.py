@@ -9,8 +9,8 @@ from typing import Final
 import click
 
 from sbp_core.backup.format import BackupError, Manifest
-from sbp_core.backup.place import Place
 from sbp_core.backup.restoring import Restored, restore_backup
+from sbp_core.backup.storage import BackupStorage
 from sbp_core.backup.taking import Progress, Taken, take_backup
 from sbp_core.backup.upkeep import (
     Pruned,
@@ -72,7 +72,7 @@ def create(options: ClientOptions, place: str, bytes_per_second: int) -> int:
     """
 
     async def take() -> Taken:
-        opened = Place.open(place, is_new=True)
+        opened = BackupStorage.open(place, is_new=True)
         async with _client(options) as client:
             with progress(BYTES) as report:
                 return await take_backup(
@@ -105,7 +105,7 @@ def list_backups(place: str, *, json: bool) -> int:
     """List the backups in a place, the oldest first."""
 
     async def read() -> list[Manifest]:
-        opened = Place.open(place)
+        opened = BackupStorage.open(place)
         return [await read_manifest(opened, each) for each in await backup_ids(opened)]
 
     found = asyncio.run(read())
@@ -125,7 +125,7 @@ def check(place: str, backup_id: str | None, *, json: bool) -> int:
     """Read all of a backup, and compare the checksums. Exit code 1 for damage."""
 
     async def read() -> tuple[Manifest, list[BackupError]]:
-        opened = Place.open(place)
+        opened = BackupStorage.open(place)
         manifest = await read_manifest(opened, await newest_or(opened, backup_id))
         with progress(BYTES) as report:
             faults = await check_backup(
@@ -156,7 +156,7 @@ def prune_backups(place: str, keep: int, *, json: bool, yes: bool) -> int:
     """
 
     async def remove() -> Pruned:
-        return await (prune if yes else find_prunable)(Place.open(place), keep)
+        return await (prune if yes else find_prunable)(BackupStorage.open(place), keep)
 
     pruned = asyncio.run(remove())
     shown = {
@@ -185,7 +185,7 @@ def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
     """
 
     async def copy() -> tuple[Manifest, Restored]:
-        opened = Place.open(place)
+        opened = BackupStorage.open(place)
         manifest = await read_manifest(opened, await newest_or(opened, backup_id))
         async with _client(options, manifest.backup_id) as client:
             with progress(BYTES) as report:

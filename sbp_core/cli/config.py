@@ -62,13 +62,13 @@ class ServeSettings(Generic[S]):
         "Form of the events in the log: lines of text, or lines of JSON.",
         LOG_FORMATS,
         default="text",
-        place=("log", "format"),
+        key=("log", "format"),
     )
     log_file: Path | None = setting(
         "File to which the log is appended; when not set it goes to standard error.",
         "in a folder that exists",
         default=None,
-        place=("log", "file"),
+        key=("log", "file"),
     )
     admin_port: int = integer_setting(
         "TCP port of the admin endpoint: health, readiness, metrics and settings over HTTP, on the"
@@ -83,7 +83,7 @@ class ServeSettings(Generic[S]):
         " are logged at level info.",
         "in a folder that exists",
         default=None,
-        place=("audit", "file"),
+        key=("audit", "file"),
     )
 
     def __post_init__(self) -> None:

@@ -34,13 +34,13 @@ def version(*, verbose: bool, json: bool) -> int:
 
 def _formats() -> dict[str, str]:
     """Return the versions on which two releases have to agree."""
-    from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
+    from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_BEFORE
     from sbp_core.segment_format import SEGMENT_VERSION
     from sbp_core.session.negotiation import REPLICATION_VERSIONS, FeatureName
 
     return {
         "log": str(SEGMENT_VERSION),
-        "metadata": f"{SCHEMA_VERSION}, upgraded from {SCHEMA_VERSION_MIN} on",
+        "metadata": f"{SCHEMA_VERSION}, upgraded from {SCHEMA_VERSION_BEFORE}",
         "checkpoint": _checkpoint_versions(),
         "protocol": "SBP 0.1",
         "features": ", ".join(FeatureName),

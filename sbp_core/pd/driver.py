@@ -1,7 +1,8 @@
 """A placement driver from start to stop: its settings, store, membership and listener.
 
-Read model.py first (the values), then streams/stream_handlers.py (the operations), range_servers.py
-(which servers are alive), and txns/publications.py (how a committed batch becomes visible).
+Read model.py first (the values), then streams/stream_handlers.py (the operations),
+server_membership.py (which servers are alive), and txns/publications.py (how a committed batch
+becomes visible).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import ClassVar, Final
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.pd.capacity import CapacityLimits
+from sbp_core.pd.driver_metrics import LEADER, METRICS, TERM
 from sbp_core.pd.election import Election
 from sbp_core.pd.metadata.store import StoreThread, is_shared, open_store
-from sbp_core.pd.observing import LEADER, METRICS, TERM
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import COMMON, Catalog, Reading
@@ -108,8 +109,8 @@ class PlacementDriverSettings(ListenerSettings, CapacityLimits):
 class PlacementDriver:
     """One placement driver with its metadata in a directory. It starts once and stops once.
 
-    `failed` ends with the reason when its metadata can be neither read nor written any longer. The
-    owner then stops it and exits with an error.
+    `failed` ends with the reason when its metadata can no longer be read or written. The owner then
+    stops it and exits with an error.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class PlacementDriver:
             self._clock, settings.heartbeat_timeout_ms, settings.fail_over_after_ms
         )
         self._started = AsyncExitStack()
-        """The parts that `stop` ends: the one that was started last first."""
+        """The parts that `stop` ends, in reverse order of their start."""
         self._unready: Unready | None = Unready("starting", "the metadata are being opened")
         self._port: int | None = None
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
@@ -218,7 +219,7 @@ class PlacementDriver:
         return len(self._membership.live_server_ids())
 
     def unready(self) -> list[Unready]:
-        """Return why it neither leads nor follows, or the cluster serves nobody; else nothing."""
+        """Return why this placement driver, or the cluster, does not serve; empty if it serves."""
         if self._unready is not None:
             return [self._unready]
         if self.failed.done():

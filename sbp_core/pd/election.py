@@ -1,4 +1,4 @@
-"""Several placement drivers on one database: the one that leads serves, the others name it.
+"""Several placement drivers on one database: the leader serves, the others name the leader.
 
 Each claims to lead once a second (`Leadership.hold`). The one whose claim holds makes the handlers
 of a term, which continue with everything that is in the store, as at a start. When the lease is
@@ -20,11 +20,11 @@ from typing import Final, TypeVar
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError, NotLeaderError, StatusCode, StatusError
+from sbp_core.pd.driver_metrics import Observation
 from sbp_core.pd.metadata.leadership import Leadership, Node
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeServerRecord
-from sbp_core.pd.observing import Observation
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
 from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.runtime import Clock, cancel_all
@@ -136,7 +136,7 @@ class Election:
         return next((each.address for each in self._current_nodes() if each.is_leader), None)
 
     def unready(self) -> Iterator[Unready]:
-        """Yield why it neither leads nor knows which one does."""
+        """Yield why this placement driver does not lead and knows no leader."""
         if self._fault:
             yield Unready("store_unreachable", f"the database cannot be used: {self._fault}")
         elif self.leader is None:
@@ -252,8 +252,8 @@ class Election:
     async def _heartbeat(self, call: ServerCall) -> Answer:
         """SPEC "HEARTBEAT", of a placement driver that may not lead.
 
-        Such a one notes that a range server is alive, and sends it to the leader: its id, address
-        and log are checked there.
+        A follower notes that a range server is alive, and sends it to the leader, which checks the
+        id, address and log of the server.
         """
         if self._term is not None:
             return await self._serve(call)

@@ -18,8 +18,8 @@ from sbp_core.access.rights import (
 )
 from sbp_core.errors import PermissionDeniedError, StatusError, invalid
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
-from sbp_core.server.answers import in_frames
+from sbp_core.pd.model import no_stream
+from sbp_core.server.answers import in_frames, with_results
 from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.server.guard import Authority, Judgement, Target, lacking_right
 from sbp_core.server.runtime import Clock
@@ -38,27 +38,25 @@ from sbp_core.wire.txn_id import is_txn_id
 
 
 class GrantHandlers:
-    """Serves what is asked about rights, and changes them."""
+    """Serves LIST_GRANTS, CHANGE_GRANTS and CHECK_RIGHTS."""
 
     def __init__(self, store: StoreThread, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 
     async def list(self, call: ServerCall) -> Answer:
-        """SPEC "LIST_GRANTS": those of a subject, or all, by subject, right and pattern."""
+        """SPEC "LIST_GRANTS": the grants of a subject, or all, by subject, right and pattern."""
         subject = call.decode(ListGrantsRequest).subject
         if subject is not None:
             subject = checked_subject(subject)
         found = await self._store.run(lambda store: store.grants.of(subject))
-        return in_frames(
-            [Grant(each.subject, each.right, each.pattern) for each in found],
-            lambda part: ListGrantsResponse(grants=part, status=SUCCESS),
+        return with_results(
+            ListGrantsResponse, [Grant(each.subject, each.right, each.pattern) for each in found]
         )
 
     async def change(self, call: ServerCall) -> Answer:
         """SPEC "CHANGE_GRANTS": all or nothing; durable when it is answered."""
         request = call.decode(ChangeGrantsRequest)
-        check_item_count(len(request.grants))
         try:
             changes = [
                 checked_grant(each.subject or "", each.right or "", each.pattern or "")
@@ -78,8 +76,6 @@ class GrantHandlers:
         The subject becomes the owner of the transactions that belong to nobody.
         """
         request = call.decode(CheckRightsRequest)
-        check_item_count(len(request.stream_ids))
-        check_item_count(len(request.txn_ids))
         subject = request.subject or ""
         results = await self._store.run(_check, subject, request.stream_ids)
         foreign: tuple[str, ...] = ()
@@ -148,8 +144,8 @@ def _maybe_lacking(
 ) -> Target | None:
     """Return what a subject has none of these rights on, as it may see it; None if it has one.
 
-    `names` are those of the streams that exist. A subject without rights anywhere does not learn
-    which do.
+    `names` maps the ids of existing streams to their names. A subject without any rights does not
+    learn which streams exist.
     """
     stream_id = target.stream_id
     if stream_id in names:

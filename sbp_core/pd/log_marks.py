@@ -52,7 +52,7 @@ class LogMarks:
         return promised
 
     async def flush(self) -> None:
-        """Store what was not due yet."""
+        """Store the marks that were not due yet."""
         unkept, self._unkept = self._unkept, {}
         for mark in unkept.values():
             await self._store.run(_keep, mark)
@@ -77,7 +77,7 @@ class LogMarks:
 
 
 def maybe_other_log(known: LogMark, log_id: str) -> str | None:
-    """Return what is wrong if a server has a log of another id now; an id may be empty."""
+    """Return the fault if a server has a log of another id now; an empty id is no fault."""
     if not known.log_id or not log_id or known.log_id == log_id:
         return None
     return (

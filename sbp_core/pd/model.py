@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.access.rights import is_stream_name
-from sbp_core.errors import invalid
+from sbp_core.errors import NotFoundError, invalid
 from sbp_core.wire.headers import RangeServer, ReplicaServer, Stream, StreamProperty, StreamRange
 from sbp_core.wire.status import shown
 
@@ -23,7 +22,13 @@ NO_SEQ: Final = -1
 """The `end_seq` of a range that is open, or has one replica."""
 NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 NO_CURSOR: Final = -1
-"""The next offset of a cursor that does not exist, or is to be deleted."""
+"""The next offset of a cursor that does not exist, or that a change deletes."""
+
+
+RangeKey = tuple[int, int]
+"""(stream id, range index)."""
+BEFORE_RANGES: Final[RangeKey] = (-1, -1)
+"""Before every range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,11 @@ class RangeRecord:
     end_seq: int = NO_SEQ
     end_digest: bytes = b""
 
+    @property
+    def key(self) -> RangeKey:
+        """The stream and the index."""
+        return self.stream_id, self.range_index
+
 
 class SealedRange(NamedTuple):
     """Where a range ended, and its writers as its server reports them; empty: it had none."""
@@ -84,7 +94,7 @@ class SealedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The replicas of a stream's open range, which are not those that the stream is to have.
+    """A stream whose open range has other replicas than the stream asks for.
 
     `placed_count` is 0 while the stream has no open range.
     """
@@ -118,20 +128,14 @@ class CursorRecord:
 
 
 class CursorChange(NamedTuple):
-    """A cursor to set, or with NO_CURSOR to forget; `expected_offset` is the one before it.
+    """A cursor to set, or with NO_CURSOR to forget, if its offset is `expected_offset` now.
 
-    NO_CURSOR expects that there is none, None expects nothing.
+    NO_CURSOR expects that the cursor does not exist, None accepts any offset.
     """
 
     stream_id: int
     next_offset: int
     expected_offset: int | None = None
-
-
-class CursorMismatch(NamedTuple):
-    """A cursor that is not as expected: its offset, or NO_CURSOR if there is none."""
-
-    next_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,23 +173,6 @@ class StreamChange:
     ack_count: int | None = None
     properties: Mapping[str, str | None] = field(default_factory=dict)
     expected: Mapping[str, str | None] = field(default_factory=dict)
-
-
-class ChangeRefusal(enum.Enum):
-    """Why a stream was not changed."""
-
-    NO_STREAM = "no such stream"
-    NAME_TAKEN = "another stream has the name"
-    TOO_MANY_PROPERTIES = "it would have more properties than a stream may have"
-
-
-@dataclass(frozen=True, slots=True)
-class PropertyMismatch:
-    """A property that is not as a change expects it; None stands for no such property."""
-
-    key: str
-    expected: str | None
-    current: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +232,11 @@ def check_group_name(name: str) -> None:
         f"{shown(name)} cannot name a consumer group: use 1 to {limits.GROUP_NAME_LENGTH_MAX} of"
         " A-Z a-z 0-9 . _ -"
     )
+
+
+def no_stream(stream_id: int) -> NotFoundError:
+    """Return the error for a stream that does not exist."""
+    return NotFoundError.of(f"stream {stream_id} does not exist (or was deleted)")
 
 
 def stream_table(stream: StreamRecord, properties: Mapping[str, str] = NO_PROPERTIES) -> Stream:

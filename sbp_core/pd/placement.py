@@ -16,7 +16,7 @@ _COPIES_MIN: Final = 2
 
 
 class Placement:
-    """Chooses servers for a batch of new ranges, counting those that it placed.
+    """Chooses servers for a batch of new ranges, counting the ranges that it placed.
 
     `primary_counts` has the open ranges of which each server is the primary. The `last` ones are
     chosen when there are no others; unsteady ones only if a record would have one copy without
@@ -62,10 +62,10 @@ class Placement:
     ) -> tuple[int, ...]:
         """Return the ids of the best servers, `count` of them if there are as many; primary first.
 
-        The `wanted` servers that can be given a range come first, in their order. Then servers of
-        other racks than those chosen before, then those with room on their disk. Then the ones that
-        are the primary of the fewest open ranges, with the lowest append rate, with the smallest
-        id. A server that never reported counts as one with room and the mean rate. Raises
+        The `wanted` servers that can be given a range come first, in their order. The order of the
+        others: servers on racks that are not used yet, servers with room on their disk, primaries
+        of the fewest open ranges, the lowest append rate, the smallest id. A server that never
+        reported counts as having room and the mean rate. Raises
         NoRangeServerError if fewer than `ack_count` are alive and have any room.
         """
         self._use_unsteady(max(ack_count, min(count, _COPIES_MIN)))
@@ -87,7 +87,7 @@ class Placement:
         return tuple(each.server_id for each in chosen)
 
     def _take(self, wanted: Sequence[int]) -> list[_Candidate]:
-        """Remove these servers from the candidates; return those that were."""
+        """Remove servers from the candidates; return the ones that were candidates."""
         taken = [each for each in self._servers if each.server_id in wanted]
         if taken:
             self._servers = [each for each in self._servers if each not in taken]
@@ -95,9 +95,9 @@ class Placement:
         return sorted(taken, key=lambda each: wanted.index(each.server_id))
 
     def maybe_newcomer(self, members: Collection[int], kept: Collection[int]) -> int | None:
-        """Return the best server that is not a member of a range, None if there is none with room.
+        """Return the best server with room that is not a member of a range, None without any.
 
-        It is of another rack than those members that are `kept`, if possible.
+        It is on another rack than the members that are `kept`, if possible.
         """
         used_racks = {self._racks[each] for each in kept if each in self._racks}
         others = self._others(members)

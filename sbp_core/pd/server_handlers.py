@@ -1,6 +1,6 @@
 """The range servers of a cluster, as an operator sees them (DESCRIBE_SERVERS, DRAIN_SERVERS).
 
-Halted are open ranges in which nothing can be appended, as too few of their servers are left.
+A range is halted if it is open and nothing can be appended, as too few of its servers are left.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from sbp_core import limits
 from sbp_core.errors import NotFoundError, StatusError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import HostedCounts, RangeRecord, RangeServerRecord
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.fail_over import FailOver, missing_replicas
 from sbp_core.pd.streams.repair import Repair
-from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.replication import answers_needed
 from sbp_core.server.answers import in_frames
 from sbp_core.server.dispatch import Answer, Response, ServerCall
@@ -38,7 +37,7 @@ _HALTED_MAX: Final = 10
 
 
 class ServerHandlers:
-    """Serves what is asked about the range servers of the cluster."""
+    """Serves DESCRIBE_SERVERS and DRAIN_SERVERS."""
 
     def __init__(
         self, store: StoreThread, membership: Membership, fail_over: FailOver, repair: Repair
@@ -85,9 +84,9 @@ class ServerHandlers:
     async def _halted(
         self, live: Sequence[int], addresses: Mapping[int, str]
     ) -> HaltedRanges | None:
-        """Return the ranges in which nothing can be appended, and why; None if there are none.
+        """Return the ranges in which nothing can be appended, and why; None without any.
 
-        Nor are there any before every server had the time to be heard.
+        Return None as well until every server had the time to be heard.
         """
         if not self._membership.has_listened:
             return None
@@ -101,7 +100,6 @@ class ServerHandlers:
     async def drain(self, call: ServerCall) -> Answer:
         """SPEC "DRAIN_SERVERS": nothing is changed if one of the servers is unknown."""
         request = call.decode(DrainServersRequest)
-        check_item_count(len(request.server_ids))
         try:
             self._membership.draining = await self._store.run(
                 _drain, request.server_ids, is_cancelled=request.is_cancelled
@@ -159,8 +157,8 @@ def _find_halted(
 ) -> list[RangeRecord]:
     """Return open ranges whose primary is down or full, or too many of whose servers are.
 
-    By stream; FAIL_OVER_RANGES_MAX of each such server. Those that the placement driver continues
-    at other servers are among them until it has.
+    Return FAIL_OVER_RANGES_MAX ranges of each such server at most, by stream. A range that the
+    placement driver is about to continue at other servers is among them until then.
     """
     unusable = (store.open_range_counts().keys() - {*live}) | {*full}
     found = {

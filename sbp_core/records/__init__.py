@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sbp_core.records.encodings.sequence  # noqa: F401 - registers the encoding
+import sbp_core.records.encodings.sequence_encoding  # noqa: F401 - registers the encoding
 from sbp_core.records.arrow_body import Compression, record_sizes
+from sbp_core.records.batch_merging import merge_batches
+from sbp_core.records.batch_selection import NO_SELECTION, BatchExtent, Selection
 from sbp_core.records.builder import BatchBuilder, ColumnsBuilder, RowsBuilder, record_too_large
 from sbp_core.records.column_paths import find_column
 from sbp_core.records.cutting import FRONT_BYTES, Cut, check_projections, known_front, maybe_cut
 from sbp_core.records.encodings import accept_batch, decode_batch, encoding_of
-from sbp_core.records.encodings.columns import decode_columns, encode_columns
-from sbp_core.records.encodings.rows import (
+from sbp_core.records.encodings.columns_encoding import decode_columns, encode_columns
+from sbp_core.records.encodings.rows_encoding import (
     ROWS_SCHEMA,
     encode_rows,
     maybe_kept_rows,
@@ -36,10 +38,8 @@ from sbp_core.records.evolution import (
     merge_schemas,
     union_schemas,
 )
-from sbp_core.records.merging import merge_batches
 from sbp_core.records.order_keys import order_key
 from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_columns
-from sbp_core.records.selection import NO_SELECTION, BatchExtent, Selection
 from sbp_core.records.skipping import BatchFilter, batch_filter, check_filters
 from sbp_core.records.slicing import slice_plain
 from sbp_core.records.small_batches import (

@@ -112,9 +112,9 @@ def check_values(batch: pa.RecordBatch) -> None:
 
 
 def maybe_buffer_count(kind: pa.DataType) -> int | None:
-    """Return how many buffers a column has, without those of the columns within.
+    """Return how many buffers a column has, without the buffers of nested columns.
 
-    None for a type that no stream has.
+    Return None for a type that no stream has.
     """
     if pa.types.is_null(kind):
         return 0
@@ -155,7 +155,7 @@ def _decompress_some(body: memoryview, schema_message: bytes, wanted: list[int])
 
 
 def _whole(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with lists and maps copied: Arrow would write those of the whole parent."""
+    """Return the batch with lists and maps copied: Arrow would write the values of all parents."""
     columns = [
         pa.concat_arrays([column]) if pa.types.is_nested(column.type) else column
         for column in batch.columns

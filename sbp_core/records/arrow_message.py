@@ -101,7 +101,7 @@ _TABLES: Final[Mapping[type[Struct], tuple[Field, ...]]] = {
 
 MESSAGE_SCHEMA: Final = Schema(_TABLES, bytes_max=limits.ARROW_METADATA_BYTES_MAX)
 _UNVERIFIED_SCHEMA: Final = Schema(_TABLES, bytes_max=limits.ARROW_METADATA_BYTES_MAX)
-"""Remembers layouts that Arrow did not check, so none of them is taken for one that it did."""
+"""Remembers the layouts that Arrow did not check apart from the layouts that it checked."""
 
 _VARYING: Final = ("header.length", "header.nodes", "header.buffers", "body_length")
 """The contents in which messages of one schema differ."""
@@ -144,7 +144,7 @@ def read_outline(
 ) -> Outline:
     """Return the outline of `data` if that is one record batch message of `record_count` rows.
 
-    Without `is_for_arrow` the metadata are enough; then `message_bytes` are those of the message.
+    Without `is_for_arrow` the metadata are enough; `message_bytes` is then the size of the message.
     None for `record_count` allows any number of rows.
 
     It is not safe to hand to Arrow before `check_outline`. A server passes `is_for_arrow=False`: it
@@ -215,7 +215,7 @@ def encode_metadata(outline: Outline) -> bytes:
 def are_sound(outlines: Sequence[Outline]) -> bool:
     """Whether all of these uncompressed messages pass `check_outline`, if each is a small one.
 
-    Nor may they decode to more bytes than they have, as those do whose buffers overlap.
+    Messages whose buffers overlap are not sound: they decode to more bytes than they have.
     """
     nodes = _pairs([each.nodes for each in outlines])
     buffers = _pairs([each.buffers for each in outlines])

@@ -44,7 +44,7 @@ _PROPERTIES: Final = (
 
 
 class BatchMeta(NamedTuple):
-    """The metadata of a batch. `record_count` is what it says of that as `last_offset_delta`."""
+    """The metadata of a batch. `record_count` is its field `last_offset_delta`."""
 
     stream_id: int
     record_count: int

@@ -13,12 +13,12 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression, check_values, row_ends
-from sbp_core.records.encodings.columns import (
+from sbp_core.records.encodings.columns_encoding import (
     check_columns_schema,
     check_timestamp_column,
-    encode_checked_columns,
+    encode_columns,
 )
-from sbp_core.records.encodings.rows import check_rows_schema, encode_checked_rows
+from sbp_core.records.encodings.rows_encoding import check_rows_schema, encode_rows
 from sbp_core.records.stream_schema import StreamSchema, check_required
 
 _SLICES_MAX: Final = 256
@@ -148,11 +148,12 @@ class RowsBuilder(BatchBuilder):
         check_values(rows)
 
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        return encode_checked_rows(
+        return encode_rows(
             rows,
             stream_id=self._stream_id,
             timestamp_ms=timestamp_ms,
             compression=self._compression,
+            is_checked=True,
         )
 
 
@@ -191,7 +192,7 @@ class ColumnsBuilder(BatchBuilder):
         check_required(rows)
 
     def _encode(self, rows: pa.RecordBatch, timestamp_ms: int) -> bytes:
-        return encode_checked_columns(
+        return encode_columns(
             rows,
             self._schema,
             stream_id=self._stream_id,
@@ -199,6 +200,7 @@ class ColumnsBuilder(BatchBuilder):
             timestamp_column=self._timestamp_column,
             compression=self._compression,
             stats_columns=self._stats_columns,
+            is_checked=True,
         )
 
 
@@ -209,7 +211,7 @@ def _compact(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return the batches as one that shares no memory with those they were sliced from."""
+    """Return the batches joined, in memory of their own: they may be slices of larger batches."""
     columns = zip(*(batch.columns for batch in batches), strict=True)
     return pa.RecordBatch.from_arrays(
         [pa.concat_arrays(parts) for parts in columns], schema=batches[0].schema

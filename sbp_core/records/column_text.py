@@ -113,7 +113,7 @@ class _Parser:
             raise self._wrong("a decimal with a precision up to 38") from error
 
     def _maybe(self, group: str, wanted: str | None = None) -> str | None:
-        """Return the next token if it is of a group, and the one that is wanted."""
+        """Return the next token if it belongs to a group, and equals `wanted` if given."""
         found = _TOKEN.match(self._text, self._position)
         if found is None or found[group] is None or wanted not in {None, found[group]}:
             return None

@@ -3,9 +3,9 @@
     stored    envelope | metadata of the message | buffers
     cut       envelope | metadata of the message | runs of these buffers
 
-Envelope and metadata are written again, the runs are copied as they are. So it is known from the
-first bytes of a batch which of the others are needed: a reader of files reads no others. Nothing is
-decoded or decompressed, and a batch that is not as its projection expects is not cut.
+Envelope and metadata are written again, the runs are copied unchanged. The first bytes of a batch
+tell which other bytes are needed, so a reader of files reads no others. Nothing is decoded or
+decompressed. A batch that differs from what its projection expects is not cut.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def maybe_cut(
     message = front[body_start:]
     metadata = bytes(message[: find_buffers(message)])
     key_bytes = len(metadata) + len(fitting.nodes) + len(fitting.buffers)
-    rest = _known_rest if key_bytes <= _KNOWN_BYTES_MAX else _maybe_rest
+    rest = _known_cut_message if key_bytes <= _KNOWN_BYTES_MAX else _maybe_cut_message
     found = rest(
         metadata, size_bytes - body_start, meta.record_count, fitting.nodes, fitting.buffers
     )
@@ -137,18 +137,18 @@ def maybe_cut(
     return Cut(head + found.metadata, runs)
 
 
-class _Rest(NamedTuple):
-    """The message that is left: its metadata, runs of the stored one as its buffers, its size."""
+class _CutMessage(NamedTuple):
+    """A message that was cut: its metadata, its buffers as runs of the stored message, its size."""
 
     metadata: bytes
     runs: tuple[tuple[int, int], ...]
     size_bytes: int
 
 
-def _maybe_rest(
+def _maybe_cut_message(
     metadata: bytes, message_bytes: int, record_count: int, nodes: bytes, buffers: bytes
-) -> _Rest | None:
-    """Return what a projection leaves of a message that has this metadata; None: it is not cut."""
+) -> _CutMessage | None:
+    """Return what a projection leaves of a message with this metadata; None if it is not cut."""
     outline = read_outline(
         memoryview(metadata),
         record_count=record_count,
@@ -163,10 +163,10 @@ def _maybe_rest(
         return None
     start, left = outline.buffers_start, encode_metadata(cut)
     placed = tuple((start + begin, start + end) for begin, end in runs)
-    return _Rest(left, placed, len(left) + cut.buffers_bytes)
+    return _CutMessage(left, placed, len(left) + cut.buffers_bytes)
 
 
-_known_rest: Final = lru_cache(_KNOWN_COUNT)(_maybe_rest)
+_known_cut_message: Final = lru_cache(_KNOWN_COUNT)(_maybe_cut_message)
 """Batches with as many records have equal metadata, if their columns have a fixed width."""
 
 

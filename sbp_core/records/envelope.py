@@ -9,9 +9,9 @@
     | ...    | body, in the encoding that the metadata names                      |
 
 Numbers are big-endian. The property `encoding` of the metadata names the form of the body, and
-`body_bytes` is its length in decimal, so that batches can stand back to back; encodings/columns.py
-has two more. The padding makes fixed part and metadata a multiple of 8 bytes together: in an
-aligned buffer bodies are aligned.
+`body_bytes` is its length in decimal, so that batches can stand back to back. A batch of columns
+has two more properties (encodings/columns_encoding.py). The padding makes fixed part and metadata a
+multiple of 8 bytes together: in an aligned buffer bodies are aligned.
 
 Without an encoding the body is a record sequence, as other clients write it:
 
@@ -59,9 +59,9 @@ class Envelope:
     `decode_batch` and `decode_columns` decode the body. A batch of columns names its schema by
     `schema_fingerprint`, and may name a `timestamp_column` with the times of the records. For a
     record sequence `record_count` was counted, and may differ from the `declared_count`. A batch
-    from which columns were left out names those that it has by `projection` (projection.py). It may
-    have `statistics` (statistics.py). One that was skipped has no body and no records, although it
-    counts them; its body had `skipped_bytes`, which is None for all others (skipping.py).
+    from which columns were left out names its columns by `projection` (projection.py). It may have
+    `statistics` (statistics.py). A skipped batch has no body and no records, although it counts
+    them; its body had `skipped_bytes`, which is None for all other batches (skipping.py).
     """
 
     stream_id: int

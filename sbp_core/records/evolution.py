@@ -3,7 +3,7 @@
 Columns are identified by name. A schema only grows: columns are added, which are null in older
 rows, types widen, and required columns become nullable. So all rows can be read in the newest
 schema, and writers of older schemas can continue. A field without a logical type is the widest of
-those with the same type in Arrow: it accepts the values of all of them.
+all fields with the same Arrow type: it accepts the values of all of them.
 """
 
 from __future__ import annotations

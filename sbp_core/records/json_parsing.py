@@ -1,7 +1,7 @@
 """Values of JSON as rows: the inverse of json_values.
 
 What `describe_columns` returns is accepted again, with the same types and forms: ISO 8601 for
-times (or microseconds, for those of columns that no calendar has), text for decimals, text or
+times (or microseconds, for column values that no calendar has), text for decimals, text or
 base64 for bytes, an object or a list of pairs for a map. Numbers have to fit: nothing is rounded or
 cut. Beside them a float column accepts integers, and a decimal one too; an integer column accepts
 2.0 for 2.
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from sbp_core.records.encodings.rows import ROWS_SCHEMA
+from sbp_core.records.encodings.rows_encoding import ROWS_SCHEMA
 from sbp_core.records.stream_schema import StreamSchema, name_text, type_text
 from sbp_core.wording import listed
 
@@ -49,7 +49,7 @@ _PLACE_KEYS: Final = frozenset({"stream", "offset"})
 
 
 class RowFault(ValueError):  # noqa: N818 - the fault of an input, by its row
-    """A row that cannot be had: its index, and why."""
+    """A value that cannot become a row: its index, and the reason."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(index, reason)

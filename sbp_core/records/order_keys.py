@@ -68,13 +68,11 @@ def has_order(kind: pa.DataType) -> bool:
     return bool(is_number or is_other or types.is_string(kind) or types.is_binary(kind))
 
 
-def lower_prefix(key: bytes, bytes_max: int) -> bytes:
-    """Return a key of `bytes_max` bytes at most that is not above `key`."""
-    return key[:bytes_max]
-
-
 def maybe_upper_prefix(key: bytes, bytes_max: int) -> bytes | None:
-    """Return a key of `bytes_max` bytes at most that is not below `key`; None if none can be."""
+    """Return a key of `bytes_max` bytes at most that is not below `key`; None if there is none.
+
+    The first bytes of a key are a key that is not above it.
+    """
     if len(key) <= bytes_max:
         return key
     prefix = key[:bytes_max].rstrip(b"\xff")

@@ -42,8 +42,8 @@ class KeptColumns:
 def maybe_kept_columns(schema: StreamSchema, wanted: pa.Schema) -> KeptColumns | None:
     """Return the columns of a stream's schema that `wanted` has, too; None if these are all.
 
-    Columns, and fields of structs in them, are compared by name, as by `map_columns`. Those that
-    the stream has not are left out here, and types are the stream's.
+    Columns, and fields of structs in them, are compared by name, as by `map_columns`. Columns that
+    the stream lacks are left out, and types are the stream's.
     """
     return _maybe_kept(schema.arrow, wanted, schema.fingerprint)
 

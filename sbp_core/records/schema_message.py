@@ -44,7 +44,7 @@ class DictionaryEncoding(Struct, frozen=True, gc=False):
 
 
 class SchemaField(Struct, frozen=True, gc=False):
-    """Table Field: a column with those that are in it."""
+    """Table Field: a column with its nested columns."""
 
     name: str = ""
     dictionary: DictionaryEncoding | None = None

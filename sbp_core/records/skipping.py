@@ -18,7 +18,7 @@ from sbp_core import filter_limits
 from sbp_core.errors import HeaderError, invalid
 from sbp_core.records.encodings import ENCODINGS
 from sbp_core.records.envelope import encode_head, read_head
-from sbp_core.records.order_keys import lower_prefix, maybe_upper_prefix
+from sbp_core.records.order_keys import maybe_upper_prefix
 from sbp_core.records.statistics import ColumnBounds, may_match
 from sbp_core.wire._generated import BatchFilter, KeyBounds
 
@@ -38,7 +38,7 @@ def batch_filter(fingerprint: str, bounds: Sequence[ColumnBounds]) -> BatchFilte
         found.append(
             KeyBounds(
                 each.column,
-                lower_prefix(each.least or b"", size_max),
+                (each.least or b"")[:size_max],
                 most or b"",
                 most is not None,
                 each.takes_null,

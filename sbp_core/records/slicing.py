@@ -1,8 +1,8 @@
 """Some records of a stored batch as a batch of their own.
 
-A server may merge small batches while a reader is between two of them (merging.py). The batch that
-the reader gets next begins before the offset where it continues: one that stores batches has to cut
-it there.
+A server may merge small batches while a reader is between two of them (batch_merging.py). The next
+batch then begins before the offset at which the reader continues. A backup, which stores batches,
+cuts the batch there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from sbp_core.records.arrow_body import Compression, compression_of
 from sbp_core.records.arrow_message import read_outline
 from sbp_core.records.encodings import decode_batch, encoding_of
-from sbp_core.records.encodings.rows import encode_rows
+from sbp_core.records.encodings.rows_encoding import encode_rows
 from sbp_core.records.envelope import Envelope
 
 
@@ -21,7 +21,7 @@ def slice_plain(
 
     Keys, values, headers and times are as they were, and so is the compression of rows.
 
-    Raises RecordBatchError for a batch with a schema, DamagedBatchError for one that is damaged.
+    Raises RecordBatchError for a batch with a schema, DamagedBatchError for a damaged batch.
     """
     return encode_rows(
         decode_batch(envelope).slice(first, count),

@@ -34,7 +34,7 @@ from sbp_core.records.arrow_message import (
     read_outline,
 )
 from sbp_core.records.encodings import decode_batch, encoding_of
-from sbp_core.records.encodings.rows import ROWS_SCHEMA
+from sbp_core.records.encodings.rows_encoding import ROWS_SCHEMA
 from sbp_core.records.envelope import Envelope
 from sbp_core.records.stream_schema import StreamSchema, check_required
 
@@ -79,10 +79,10 @@ class Run:
     def maybe_joined(
         self, schema: pa.Schema, schema_message: bytes, wanted: Sequence[int] | None = None
     ) -> pa.RecordBatch | None:
-        """Return the rows of all batches, fully validated; None for one, or where one is damaged.
+        """Return the rows of all batches, fully validated; None for one, or if one is damaged.
 
-        `schema` is theirs, `schema_message` the same as Arrow's streams begin with it. Only
-        its columns at the indexes `wanted` are decoded and validated, if these are given.
+        The batches have `schema`; `schema_message` encodes it as at the begin of an Arrow stream.
+        If `wanted` is given, only the columns at these indexes are decoded and validated.
         """
         if len(self.envelopes) == 1 or not are_sound(self._unchecked):
             return None
@@ -121,7 +121,7 @@ def small_runs(
 def decode_batches(
     envelopes: Iterable[Envelope], *, rows_enough: int, bytes_enough: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of all record batches in their order, those of small ones together.
+    """Yield the rows of all record batches in their order, and join small batches.
 
     Small batches are joined until they have `rows_enough` rows or decode to `bytes_enough` bytes.
     Any other is decoded alone, as by `decode_batch`. Raises RecordBatchError.
@@ -137,7 +137,8 @@ def decode_batches(
 def maybe_rows_together(run: Run) -> pa.RecordBatch | None:
     """Return the rows of small batches of whole rows, fully validated.
 
-    None for what has to be decoded batch by batch: one alone, others, and where one is damaged.
+    Return None for a single batch, for other batches, and if a batch is damaged: the caller then
+    decodes batch by batch.
     """
     first = run.envelopes[0]
     is_whole_rows = not encoding_of(first).is_typed and first.projection is None
@@ -149,8 +150,8 @@ def maybe_columns_together(
 ) -> pa.RecordBatch | None:
     """Return the columns of small batches of columns, which are all of `schema`.
 
-    They are those of `names`, in the order of the schema; no others are looked at. None for what
-    has to be decoded batch by batch, as by `decode_columns`: one alone, and where one is damaged.
+    The columns are `names`, in the order of the schema; no others are looked at. Return None for a
+    single batch, and if a batch is damaged: `decode_columns` then decodes batch by batch.
     """
     wanted = [index for index, name in enumerate(schema.arrow.names) if name in names]
     batch = run.maybe_joined(schema.arrow, schema.encode(), wanted or None)
@@ -165,10 +166,10 @@ def maybe_columns_together(
 
 
 def maybe_small(envelope: Envelope) -> Small | None:
-    """Return the size of a batch if it may be decoded with others, None for a large one.
+    """Return the size of a batch if it may be decoded with others, None for a large batch.
 
-    None as well for one that is no Arrow message by its encoding. Raises DamagedBatchError for one
-    that should be.
+    Return None as well if the encoding has no Arrow messages. Raises DamagedBatchError if the body
+    should be an Arrow message and is not.
     """
     body = envelope.body
     if envelope.is_skipped:
@@ -207,9 +208,9 @@ def maybe_join_columns(
 ) -> pa.RecordBatch | None:
     """Return the rows of several messages one after the other, fully validated.
 
-    The `outlines` of all `bodies` are sound ones, of uncompressed messages. Only the columns
-    at the indexes `wanted` are looked at, if these are given. None for what has to be left
-    to Arrow. Raises ArrowException when the joined columns are no valid data.
+    The `outlines` of all `bodies` are sound, and of uncompressed messages. If `wanted` is given,
+    only the columns at these indexes are looked at. Return None if the messages need Arrow's own
+    decoder. Raises ArrowException when the joined columns are no valid data.
     """
     try:
         gatherer = _Gatherer(bodies, outlines)
@@ -230,7 +231,7 @@ def maybe_join_columns(
 
 
 class _Pairs:
-    """Pairs of i64, as many in each message; those of one number are taken together."""
+    """Pairs of i64, as many in each message; the pairs at one index are taken together."""
 
     def __init__(self, parts: Sequence[bytes]) -> None:
         if len(set(map(len, parts))) != 1:

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbp_core import filter_limits
-from sbp_core.records.order_keys import has_order, lower_prefix, maybe_upper_prefix, order_key
+from sbp_core.records.order_keys import has_order, maybe_upper_prefix, order_key
 from sbp_core.records.stream_schema import maybe_logical_type
 from sbp_core.wire.checksum import crc32c
 
@@ -160,7 +160,7 @@ def _extremes(array: pa.Array, kind: pa.DataType) -> tuple[bytes, bytes | None]:
     if pa.types.is_floating(kind) and pc.any(pc.is_nan(array)).as_py():
         return least, None  # Arrow passes over NaN, which is the largest for readers
     size_max = filter_limits.KEY_BYTES_MAX
-    return lower_prefix(least, size_max), maybe_upper_prefix(most, size_max)
+    return least[:size_max], maybe_upper_prefix(most, size_max)
 
 
 def _decode(text: str) -> dict[str, _Column]:

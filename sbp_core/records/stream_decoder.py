@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.encodings import decode_batch, encoding_of
-from sbp_core.records.encodings.columns import decode_columns
+from sbp_core.records.encodings.columns_encoding import decode_columns
 from sbp_core.records.envelope import Envelope, split_envelopes
 from sbp_core.records.json_values import describe_bytes, describe_columns, describe_values
 from sbp_core.records.stream_schema import StreamSchema
@@ -75,8 +75,8 @@ class StreamDecoder:
     def decode(self, envelope: Envelope) -> Records:
         """Return the records of the next batch that are wanted.
 
-        Raises RecordBatchError for one that does not follow, DamagedBatchError for one that cannot
-        be decoded, or names a schema that is not known.
+        Raises RecordBatchError for a batch that does not follow, DamagedBatchError for a batch that
+        cannot be decoded, or names an unknown schema.
         """
         offset, batch_end = self.next_offset, envelope.end_offset
         if not envelope.base_offset <= offset < batch_end:

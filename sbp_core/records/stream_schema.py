@@ -1,6 +1,6 @@
 """Schemas of typed streams: which columns there may be, in one canonical form.
 
-The types are those that Spark and Arrow have in common. Beside its type a field may have a logical
+The types are common to Spark and Arrow. Beside its type a field may have a logical
 type: a text for the type that its writers mean, if several have the same values in Arrow.
 Two schemas are the same if their columns are, whatever other metadata came with them and whatever
 Arrow's writers call the children of lists and maps; so a schema has one fingerprint, which does not

@@ -149,7 +149,7 @@ class Admission:
 
     @property
     def connection_count(self) -> int:
-        """Connections that are open now, without those that were sent GOAWAY."""
+        """Open connections that were not sent GOAWAY."""
         return self._counts.total()
 
     def count_of(self, owner: str) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.operations.range_placement import chunks, cut_by_weight
 from sbp_core.server.dispatch import Answer, Response
+from sbp_core.wire.headers import RESULT_FIELDS
+from sbp_core.wire.status import SUCCESS
 
 T = TypeVar("T")
 
@@ -37,6 +39,12 @@ def in_frames(
     if len(results) <= limits.RESULTS_PER_FRAME and weigh is None:
         return Response(make(tuple(results)))
     return in_parts(each_of(cut(results) if weigh is None else cut_by_weight(results, weigh)), make)
+
+
+def with_results(table: type[Any], results: Sequence[Any]) -> Answer:
+    """Return a successful answer, a response `table`, with a result for each item."""
+    field = RESULT_FIELDS[table]
+    return in_frames(results, lambda part: table(**{field: part}, status=SUCCESS))
 
 
 async def each_of(parts: Iterable[Sequence[T]]) -> AsyncIterator[tuple[T, ...]]:

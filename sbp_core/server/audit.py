@@ -196,7 +196,7 @@ def _name_of(code: int) -> str:
 
 
 def _maybe_stream(result: Any) -> Any:
-    """Return the stream in a result, which has the id of one that was just made."""
+    """Return the stream in a result: the id of a new stream is only there."""
     for name in ("stream", "updated_stream", "deleted_stream"):
         if getattr(result, name, None) is not None:
             return getattr(result, name)

@@ -36,7 +36,7 @@ class Lane(Symbol):
     LARGE = "large"
 
 
-class ChargePlace(Symbol):
+class ChargeState(Symbol):
     """Where the bytes of a charge are counted."""
 
     WAITING = "nowhere yet"
@@ -45,7 +45,7 @@ class ChargePlace(Symbol):
     RELEASED = "nowhere: it was given back"
 
 
-_WAITING, _OWN, _POOL, _RELEASED = ChargePlace
+_WAITING, _OWN, _POOL, _RELEASED = ChargeState
 _SMALL, _LARGE = Lane
 """As plain names: to look up a member of an enumeration is slow."""
 
@@ -67,12 +67,12 @@ class Charge:
     size: int
     lane: Lane
     on_granted: Callable[[], None]
-    place: ChargePlace = _WAITING
+    state: ChargeState = _WAITING
 
     @property
     def is_waiting(self) -> bool:
         """Whether there is no room for it yet."""
-        return self.place is _WAITING
+        return self.state is _WAITING
 
 
 class Budget:
@@ -109,7 +109,7 @@ class Budget:
         """Return a charge of `size` bytes, which may have to wait."""
         charge = Charge(account, size, lane, on_granted)
         if account.own_bytes + size <= self._own_bytes_max:
-            charge.place = _OWN
+            charge.state = _OWN
             account.own_bytes += size
             self.taken_bytes += size
         elif not self._queues[lane] and self._fits(charge):
@@ -123,40 +123,40 @@ class Budget:
 
     def resize(self, charge: Charge, size: int) -> None:
         """Count `size` bytes from now on, even if there is no room for them: they are there."""
-        place = charge.place
-        if place is _RELEASED or size == charge.size:
+        state = charge.state
+        if state is _RELEASED or size == charge.size:
             return
-        if place is _WAITING:
+        if state is _WAITING:
             charge.size = size
         else:
             self._take_out(charge)
             charge.size = size
             fits_own = charge.account.own_bytes + size <= self._own_bytes_max
-            self._put(charge, _OWN if place is _OWN and fits_own else _POOL)
+            self._put(charge, _OWN if state is _OWN and fits_own else _POOL)
         if self.waiting_count:
             self._grant(charge.account)
 
     def release(self, charge: Charge) -> None:
         """Give the bytes back, or forget the claim; of no effect the second time."""
-        place, account = charge.place, charge.account
-        if place is _RELEASED:
+        state, account = charge.state, charge.account
+        if state is _RELEASED:
             return
-        if place is _OWN:
+        if state is _OWN:
             account.own_bytes -= charge.size
             self.taken_bytes -= charge.size
-        elif place is _WAITING:
+        elif state is _WAITING:
             self._unqueue(charge)
         else:
             self._take_out(charge)
             if self._yielding:
                 self._yielding.pop(charge, None)
-        charge.place = _RELEASED
+        charge.state = _RELEASED
         if self.waiting_count:
             self._grant(account)
 
     def yield_for_others(self, charge: Charge, on_wanted: Callable[[], None]) -> None:
         """Call `on_wanted` when a claim has to wait while `charge` holds something of the pool."""
-        if charge.place is _POOL:
+        if charge.state is _POOL:
             self._yielding[charge] = on_wanted
             if self.is_contended:
                 self._ask_to_yield()
@@ -182,17 +182,17 @@ class Budget:
         taken = self._address_bytes[charge.account.address]
         return not taken or taken + charge.size <= self._share_bytes
 
-    def _put(self, charge: Charge, place: ChargePlace) -> None:
-        charge.place = place
+    def _put(self, charge: Charge, state: ChargeState) -> None:
+        charge.state = state
         self.taken_bytes += charge.size
-        if place is _OWN:
+        if state is _OWN:
             charge.account.own_bytes += charge.size
         else:
             self._count_in_pool(charge, charge.size)
 
     def _take_out(self, charge: Charge) -> None:
         self.taken_bytes -= charge.size
-        if charge.place is _OWN:
+        if charge.state is _OWN:
             charge.account.own_bytes -= charge.size
         else:
             self._count_in_pool(charge, -charge.size)
@@ -228,8 +228,8 @@ class Budget:
         finally:
             self._is_granting = False
 
-    def _let_in(self, charge: Charge, place: ChargePlace) -> None:
-        self._put(charge, place)
+    def _let_in(self, charge: Charge, state: ChargeState) -> None:
+        self._put(charge, state)
         charge.on_granted()
 
     def _maybe_next(self) -> Charge | None:
@@ -336,7 +336,7 @@ class Intake:
     def begin(self, size: int) -> Held:
         """A request of `size` bytes is there; while it waits for room it must not be worked on.
 
-        For one that came as a large frame there is room already, but for what it takes besides.
+        A request that came as a large frame has its room already, except for its overhead.
         """
         could_read = self._waiting is None and self._request_bytes <= self._bytes_max
         charge = self._frame
@@ -366,7 +366,7 @@ class Intake:
 
     def end(self, charge: Charge) -> None:
         """It is done; see `Held.end`."""
-        if charge.place is _RELEASED:
+        if charge.state is _RELEASED:
             return
         could_read = self._waiting is None and self._request_bytes <= self._bytes_max
         self._request_bytes -= charge.size
@@ -374,8 +374,10 @@ class Intake:
             self._small_bytes -= charge.size
         if charge is self._waiting:
             self._waiting = None
-        self.budget.release(charge)
-        self._on_hold(-charge.size)
+        try:
+            self.budget.release(charge)
+        finally:  # a waiter that is granted memory may fail: its failure is not of this connection
+            self._on_hold(-charge.size)
         if not could_read and self.may_read:
             self._on_change()
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,17 +29,16 @@ from sbp_core.errors import (
 from sbp_core.server.audit import AuditTrail
 from sbp_core.server.budget import Held, memory_bytes
 from sbp_core.server.eager import start
-from sbp_core.server.gate import Gate, Identified
+from sbp_core.server.gate import Gate
 from sbp_core.server.metrics import RequestTimes
+from sbp_core.server.request_checks import check_item_count
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import ServerRole, is_denial
 from sbp_core.session.connection import Payload
-from sbp_core.session.negotiation import Agreement
-from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
+    ITEM_FIELDS,
     ClientRole,
-    Feature,
     HeartbeatRequest,
     HeartbeatResponse,
     decode_measured,
@@ -49,6 +47,9 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import WITH_PAYLOAD, Opcode
 from sbp_core.wire.status import with_duration
 
+if TYPE_CHECKING:
+    from sbp_core.server.peer import Peer
+
 T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
@@ -56,13 +57,13 @@ _LOG: Final = logging.getLogger(__name__)
 _NOTHING: Final = Payload()
 
 _CLUSTER_ROLES: Final = frozenset({ClientRole.RANGE_SERVER, ClientRole.PD})
-"""The heartbeats of servers keep their connections, those of clients say nothing."""
+"""Heartbeats of servers count as use of a connection, heartbeats of clients do not."""
 
 
 class Response(Struct):
     """One response frame. The last frame of a call `is_end`.
 
-    `is_reserved`: room for the frame is kept at the peer until it was sent (`Responder.reserve`).
+    `is_reserved`: room for the frame is kept at the peer until it was sent (`Peer.reserve`).
     `payload` is emptied as the frame is sent: the response may live while the next frame waits for
     a slow peer. `on_sent` is called afterwards.
     """
@@ -81,53 +82,6 @@ OnEnd = Callable[[Exception | None], None]
 """Called at the end of a call; with the error, if not even that could be sent."""
 
 
-class Responder(Identified, Protocol):
-    """The connection of a request; all but `send_now` wait while the peer does not read."""
-
-    @property
-    def agreement(self) -> Agreement:
-        """The features that hold on the connection."""
-
-    def negotiate(self, offered: Sequence[Feature]) -> tuple[Agreement, tuple[Feature, ...]]:
-        """Return what to agree on, and how to answer an offer."""
-
-    def adopt(self, agreement: Agreement) -> None:
-        """Use what was agreed on, from the next frame on."""
-
-    def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
-        """Return a payload as it is to be sent; takes a while where it is compressed.
-
-        `crc32` is that of the parts where it is known.
-        """
-
-    async def send_response(
-        self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
-    ) -> None:
-        """Send one response frame."""
-
-    async def send_system_error(self, request: Frame, error: SbpError) -> None:
-        """Send a system error frame, which ends the call."""
-
-    def has_room_for(self, size: int) -> bool:
-        """Whether a frame of `size` bytes need not wait, if nothing is awaited before."""
-
-    def throttled(self, header: object, payload: Payload) -> object:
-        """Return the header of an answer, which asks for a wait if the peer is above its quota."""
-
-    def note_use(self) -> None:
-        """Note that the connection is in use, though no request says so."""
-
-    def reserve(self, size: int) -> AbstractAsyncContextManager[None]:
-        """Wait until there is room for one response frame of about `size` bytes; keep it.
-
-        For a response whose making holds what others wait for: those must not wait for this peer.
-        A connection makes RESPONSES_RESERVED_MAX such responses at a time.
-        """
-
-    def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
-        """Send one response frame for which room is reserved."""
-
-
 class ServerCall:
     """One request being served."""
 
@@ -135,32 +89,30 @@ class ServerCall:
         self,
         frame: Frame,
         operation: Opcode,
-        responder: Responder,
+        peer: Peer,
         role: ServerRole,
         clock: Clock,
         *,
         gate: Gate,
         audit: AuditTrail,
         times: RequestTimes,
-        peer_name: str,
         received_at: float,
         held: Held | None = None,
     ) -> None:
         self._gate = gate
         self._times = times
-        self._audited = audit.maybe_call(operation, frame.header, peer_name)
+        self._audited = audit.maybe_call(operation, frame.header, peer.name)
         self.opcode = operation
         self.payload = memoryview(frame.payload if operation in WITH_PAYLOAD else b"")
         self._held = held
         self.memory_bytes = memory_bytes(frame) if held is None else held.size
         """Bytes of memory that the request counts for while it is worked on."""
-        self.agreement = responder.agreement
+        self.agreement = peer.agreement
         self._frame = frame
-        self.peer = responder
+        self.peer = peer
         """The connection that the request came from."""
         self._role = role
         self._clock = clock
-        self._peer_name = peer_name
         self._began_at = clock.monotonic()
         self._received_at = received_at
         self._give_up_at: float | None = None
@@ -191,6 +143,8 @@ class ServerCall:
     def decode(self, table: type[T]) -> T:
         """Return the request's header. Raises HeaderError when it is not a valid `table`.
 
+        Raises InvalidRequestError for more than STREAMS_PER_REQUEST_MAX items.
+
         Where deadlines were agreed on, the call ends when the `timeout_ms` of the header is over:
         the caller has stopped waiting. Raises RequestTimeoutError if that is so already.
         """
@@ -199,6 +153,8 @@ class ServerCall:
             return narrowed
         header, decoded_bytes = decode_measured(table, self._frame.header)
         self._keep_only(decoded_bytes)
+        for name in ITEM_FIELDS.get(table, ()):
+            check_item_count(len(getattr(header, name)))
         if self._audited is not None:
             self._audited.decoded(header)
         if isinstance(header, HeartbeatRequest) and header.client_role in _CLUSTER_ROLES:
@@ -251,9 +207,21 @@ class ServerCall:
         finally:
             if self._patience is not None:
                 self._patience.cancel()
-            if self._audited is not None:
-                self._audited.end(self.peer.standing, self._clock.wall_ms())
-            on_end(unsent)
+            try:
+                self._write_audit_events()
+            finally:
+                on_end(unsent)
+
+    def _write_audit_events(self) -> None:
+        """Write the audit events of the call; a failure is logged, for the answer has been sent."""
+        if self._audited is None:
+            return
+        try:
+            self._audited.end(self.peer.standing, self._clock.wall_ms())
+        except Exception:  # noqa: BLE001 - the call has ended, and must give back what it holds
+            _LOG.exception(
+                "audit event lost operation=%s peer=%s", self.opcode.name, self.peer.name
+            )
 
     async def _serve(self, handler: Handler) -> None:
         try:
@@ -280,7 +248,7 @@ class ServerCall:
         self._times.add_failed(self.opcode, self._clock.monotonic() - self._began_at)
         if self._audited is not None:
             self._audited.failed(error)
-        about = self.opcode.name, self._peer_name
+        about = self.opcode.name, self.peer.name
         if isinstance(error, SbpError):
             level = logging.WARNING if is_denial(error) else logging.DEBUG
             _LOG.log(level, "request failed operation=%s peer=%s: %s", *about, error)
@@ -374,8 +342,7 @@ class Dispatcher:
     def begin(
         self,
         frame: Frame,
-        responder: Responder,
-        peer_name: str,
+        peer: Peer,
         *,
         received_at: float,
         on_end: OnEnd,
@@ -390,13 +357,12 @@ class Dispatcher:
         call = ServerCall(
             frame,
             operation,
-            responder,
+            peer,
             self._role,
             self._clock,
             gate=self.gate,
             audit=self._audit,
             times=self.times,
-            peer_name=peer_name,
             received_at=received_at,
             held=held,
         )

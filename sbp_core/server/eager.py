@@ -29,10 +29,10 @@ def start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         awaited = work.send(None)
     except StopIteration:
         return None
-    return loop.create_task(_Rest(work, awaited))
+    return loop.create_task(_StartedCoroutine(work, awaited))
 
 
-class _Rest(Coroutine[Any, Any, None]):
+class _StartedCoroutine(Coroutine[Any, Any, None]):
     """A coroutine that has begun, and waits for `awaited`, which its task has to see first.
 
     An unstarted generator in its place would keep a cancellation before the first step from it.

@@ -92,7 +92,7 @@ class Gate:
     def maybe_metered(self, peer: Identified) -> str | None:
         """Return the identity that the requests of a peer count for; None without a quota.
 
-        Servers of the cluster and administrators have none, nor has a peer without an identity.
+        Servers of the cluster, administrators and peers without an identity have no quota.
         """
         identity = self._maybe_identity(peer) if self.is_on else None
         if identity is None or identity.is_server or identity.is_admin:

@@ -23,13 +23,13 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sbp_core import limits
 from sbp_core.access.identity import Identity
 from sbp_core.access.rights import ON_STREAMS, SUBJECT_LENGTH_MAX, Right
-from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError, invalid
+from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError
 from sbp_core.server.answers import cut, responses_of
 from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.refused_items import Merger, narrow, refused_result
+from sbp_core.server.request_checks import check_item_count
 from sbp_core.server.trust import denied
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
@@ -133,7 +133,7 @@ RULES: Final[Mapping[Opcode, Rule | Caller]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A stream by its id, or -1; `names` are those that it has, or is to have, as far as known.
+    """A stream by its id, or -1; `names` are its known names, now or after the request.
 
     `item` of a request names it. Without id and names it is some stream; with the name None, all.
     """
@@ -161,8 +161,8 @@ def lacking_right(
 ) -> PermissionDeniedError:
     """Return the error of an identity that has none of these rights.
 
-    The name of a target is shown: it is one that the caller has sent, or of a stream on which it
-    has another right.
+    The message shows the name of a target: the caller has sent the name, or has another right on
+    the stream.
     """
     subject = identity.subject
     subject = subject if len(subject) <= SUBJECT_LENGTH_MAX else shown(subject)
@@ -182,7 +182,7 @@ def lacking_right(
 
 
 Judgement = Sequence[SbpError | None]
-"""Why each of some items is refused, None for those that are not."""
+"""For each item the reason why it is refused, None for an accepted item."""
 
 
 class Authority(ABC):
@@ -242,18 +242,9 @@ class Guard:
                 return answer
             return _revised(answer, partial(self._leave_out, identity, rights))
         if judgement is None:
-            judgement = await self._judge(identity, rights, targets)
+            check_item_count(len(targets))  # the columns of `staged` may name more than items
+            judgement = await self._authority.judge(identity, rights, targets)
         return await _serve_judged(rule, handler, call, request, judgement)
-
-    async def _judge(
-        self, identity: Identity, rights: frozenset[Right], targets: Sequence[Target]
-    ) -> Judgement:
-        if len(targets) > limits.STREAMS_PER_REQUEST_MAX:
-            raise invalid(
-                f"the request has {len(targets)} items, and at most"
-                f" {limits.STREAMS_PER_REQUEST_MAX} are accepted; split it"
-            )
-        return await self._authority.judge(identity, rights, targets)
 
     def _is_free(self, call: ServerCall, rule: Rule | Caller) -> bool:
         """Whether nothing about the streams of a request has to be checked.
@@ -373,7 +364,7 @@ async def _revised(
 
 
 def _maybe_restricted(call: ServerCall) -> Identity | None:
-    """Return the identity of a caller that may not do everything: what admins stage is theirs."""
+    """Return the identity of a caller with limited rights; admins own what they stage."""
     identity = call.peer.standing.identity
     if identity is None or identity.is_server:
         return None
@@ -420,7 +411,7 @@ def stream_id_of(item: Any) -> int:
 
 
 def _target_of(item: Any) -> Target:
-    """Return what an item is about; what names neither a stream nor a group is about all."""
+    """Return the target of an item; an item that names no stream and no group is about all."""
     if isinstance(item, int):
         return Target(item)
     if isinstance(item, str):

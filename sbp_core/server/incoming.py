@@ -1,16 +1,16 @@
 """The receiving side of one connection: frames are read and handled while there is room for them.
 
 Memory is bounded: while there is no room for more requests (budget.py), or the peer does not read
-its answers (outgoing.py), the socket is not read. Nor is it while the peer's identity is above its
-quota (quotas.py). Time is bounded too: a peer gets so long to send
-its first frame, and to complete one that it began; less while others wait for what it holds.
+its answers (outgoing.py), or its identity is above its quota (quotas.py), the socket is not read.
+Time is bounded too: for the first frame, and for completing a frame. A peer has less time while
+others wait for the memory that it holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sbp_core import limits
 from sbp_core.record_sizes import RecordSizes
@@ -24,26 +24,10 @@ from sbp_core.sockets import AsyncSocket
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
 
+if TYPE_CHECKING:
+    from sbp_core.server.peer import Peer
+
 _LOG: Final = logging.getLogger(__name__)
-
-
-class Receiver(Protocol):
-    """The owner of an `Incoming`, which handles what is received."""
-
-    name: str
-    """The connection, in the log."""
-
-    def on_event(self, event: Event) -> bool:
-        """Handle what a frame means; a request that is to be served goes to `Incoming.begin`.
-
-        Return False to get it again, when the quota of the identity allows it.
-        """
-
-    def serve(self, frame: Frame, held: Held) -> None:
-        """Serve a request for which there is room."""
-
-    def note_rest(self) -> None:
-        """Note that there may be nothing left to handle."""
 
 
 class Incoming:
@@ -51,7 +35,7 @@ class Incoming:
 
     def __init__(
         self,
-        receiver: Receiver,
+        peer: Peer,
         session: Connection,
         outgoing: Outgoing,
         *,
@@ -63,7 +47,7 @@ class Incoming:
         owner: str,
         sizes: RecordSizes,
     ) -> None:
-        self._receiver = receiver
+        self._peer = peer
         self._session = session
         self._outgoing = outgoing
         self._unread = unread
@@ -126,7 +110,7 @@ class Incoming:
         if held.is_waiting:
             self._waiting = frame, held
         else:
-            self._receiver.serve(frame, held)
+            self._peer.serve(frame, held)
 
     def go_on(self) -> None:
         """Handle what is here if there is room, and read more once that is done.
@@ -180,15 +164,13 @@ class Incoming:
             elif self._is_behind:
                 self._handle_next()
         except Exception:  # noqa: BLE001 - other connections still get their turn
-            _LOG.exception(
-                "disconnected, a frame could not be handled peer=%s", self._receiver.name
-            )
+            _LOG.exception("disconnected, a frame could not be handled peer=%s", self._peer.name)
             self._is_behind = False
             self._outgoing.abort()
         self._has_turn = self._is_due
         if not self._has_turn:
             self._update_reading()
-            self._receiver.note_rest()
+            self._peer.note_rest()
         return self._has_turn
 
     def _serve_granted(self) -> None:
@@ -198,11 +180,11 @@ class Incoming:
         if self._outgoing.abort_if_broken():
             held.end()
         else:
-            self._receiver.serve(frame, held)
+            self._peer.serve(frame, held)
 
     def _handle_next(self) -> None:
         event, self._kept = self._kept or next(self._session.events(), None), None
-        if event is not None and not self._receiver.on_event(event):
+        if event is not None and not self._peer.on_event(event):
             self._kept = event
             return
         if event is None or not self._session.decoder.is_mid_frame:

@@ -48,6 +48,8 @@ class LineFile(logging.Handler):
             self._lines.put_nowait(self.format(record).encode(errors="replace") + b"\n")
         except queue.Full:
             self._unsent_count += 1
+        except Exception:  # noqa: BLE001 - a logging handler fails none of its callers
+            self.handleError(record)
 
     def reopen(self) -> None:
         """Open the file again before the next event, as after it was moved away."""

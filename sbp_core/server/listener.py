@@ -127,9 +127,9 @@ class Listener:
             reserved=connections_reserved,
         )
         self._refused_count = 0
-        """Connections since the last sweep."""
+        """Connections that were refused since the last sweep."""
         self._refused_before = 0
-        """Those before it."""
+        """Connections that were refused before the last sweep."""
         self._acceptor: Acceptor | None = None
         self._connecting: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -301,10 +301,10 @@ class Listener:
             self._admission.enter(owner)
 
     def _maybe_spare(self, owner: str) -> Peer | None:
-        """Return the connection that should make room for one of `owner`, None if there is none.
+        """Return the connection that should make room for a newcomer of `owner`, None without any.
 
-        It is the one that has been spare for the longest time, of those whose owners have at least
-        as many connections as the newcomer's: no owner gets more by displacing others.
+        The connection has been unused for the longest time, and its owner has at least as many
+        connections as the newcomer's owner: no owner gets more by displacing others.
         """
         now = self._clock.monotonic()
         if not self._admission.may_send_away or now < self._no_spare_until:

@@ -57,7 +57,7 @@ class Histogram:
         return sum(self.counts)
 
     def copy(self) -> Histogram:
-        """Return one that does not change."""
+        """Return a copy, which does not change."""
         copied = Histogram(self.bounds)
         copied.counts, copied.total = self.counts.copy(), self.total
         return copied
@@ -137,7 +137,7 @@ class RequestTimes:
 
     def add_failed(self, operation: Opcode, seconds: float) -> None:
         """Count a request that was answered with an error."""
-        if operation in self._failures:  # not one of those that a peer made up
+        if operation in self._failures:  # a peer may send unknown opcodes
             self._seconds[operation].add(seconds)
             self._failures[operation] += 1
 

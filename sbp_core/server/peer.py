@@ -114,14 +114,16 @@ class Peer(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the tasks that serve the peer."""
-        self._session.close()
         self._lost_at = self._clock.monotonic()
-        self._allowance.end(self)
-        self._incoming.close()
-        self._work.cancel()
-        self.note_rest()
-        self._outgoing.lose()
-        self._on_closed(self)
+        try:
+            self._session.close()
+            self._allowance.end(self)
+            self._incoming.close()
+            self._work.cancel()
+            self.note_rest()
+            self._outgoing.lose()
+        finally:  # else the connection would count for its address for ever
+            self._on_closed(self)
         _LOG.debug("connection closed peer=%s: %s", self.name, exc or "by either side")
 
     def pause_writing(self) -> None:
@@ -134,7 +136,7 @@ class Peer(asyncio.BufferedProtocol):
         self._outgoing.resume()
         self._incoming.go_on()
 
-    # Responder
+    # For calls: all but `send_now` wait while the peer does not read
 
     @property
     def agreement(self) -> Agreement:
@@ -166,7 +168,10 @@ class Peer(asyncio.BufferedProtocol):
         self._session.adopt(agreement, is_client=False)
 
     def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
-        """Return a payload as it is to be sent; `crc32` is that of its parts where it is known."""
+        """Return a payload as it is sent, which takes a while if it is compressed.
+
+        `crc32` is the checksum of the parts if it is known.
+        """
         return self._session.pack(parts, crc32)
 
     def note_use(self) -> None:
@@ -190,11 +195,15 @@ class Peer(asyncio.BufferedProtocol):
             self._refuse(request, error)
 
     def has_room_for(self, size: int) -> bool:
-        """Whether a frame of `size` bytes need not wait."""
+        """Whether a frame of `size` bytes need not wait, if nothing is awaited before."""
         return self._outgoing.has_room_for(size)
 
     def reserve(self, size: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for one response frame of about `size` bytes, and keep it."""
+        """Wait for room for one response frame of about `size` bytes, and keep it.
+
+        For a response whose making holds what others wait for: those must not wait for this peer.
+        A connection makes RESPONSES_RESERVED_MAX such responses at a time.
+        """
         return self._outgoing.reserve(size)
 
     def send_now(self, request: Frame, header: bytes, payload: Payload, *, is_end: bool) -> None:
@@ -319,14 +328,17 @@ class Peer(asyncio.BufferedProtocol):
 
     def serve(self, frame: Frame, held: Held) -> None:
         """Serve a request that counts for what is `held`."""
-        task = self._dispatcher.begin(
-            frame,
-            self,
-            self.name,
-            received_at=self._incoming.received_at,
-            on_end=partial(self._work.end, held, frame.opcode != Opcode.HEARTBEAT),
-            held=held,
-        )
+        try:
+            task = self._dispatcher.begin(
+                frame,
+                self,
+                received_at=self._incoming.received_at,
+                on_end=partial(self._work.end, held, frame.opcode != Opcode.HEARTBEAT),
+                held=held,
+            )
+        except BaseException:  # before the call could begin, so nothing else gives this back
+            held.end()
+            raise
         if task is not None:
             self._work.go_on(task, held)
 
@@ -359,7 +371,7 @@ class Peer(asyncio.BufferedProtocol):
         """Begin a request and count it for its identity; return False if it has to wait.
 
         Refuse it if the identity has too many connections, or if the request has waited too long.
-        Before the first request the identity is not known, nor whether it is above its quota.
+        The identity, and whether it is above its quota, is not known before the first request.
         """
         try:
             self._allowance.bind(self._dispatcher.gate.maybe_metered(self), self)
@@ -427,8 +439,8 @@ class Work:
 
     def end(self, held: Held, is_use: bool, error: Exception | None) -> None:  # noqa: FBT001
         """Note the end of a request, and why its answer could not be sent."""
-        held.end()
         has_waited = self._tasks.pop(held, None) is not None
+        held.end()
         if has_waited and is_use:
             self.note_use()
         if has_waited or error is not None:

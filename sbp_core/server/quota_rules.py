@@ -67,7 +67,7 @@ _UNBOUNDED: Final = Quota()
 
 @dataclass(frozen=True, slots=True)
 class QuotaRules:
-    """The quotas of all identities: `default`, and those of subjects that have their own."""
+    """The quotas of all identities: `default`, and `by_subject` for subjects with their own."""
 
     default: Quota = _UNBOUNDED
     by_subject: Mapping[str, Quota] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def rules_of(section: Mapping[str, Any]) -> QuotaRules:
 
 
 def _subject(name: str, faults: list[str]) -> str:
-    """Return a subject in the form in which it is compared; add to `faults` why it is none."""
+    """Return a subject in the form in which it is compared; add to `faults` if it is invalid."""
     try:
         return parse_subject(name)
     except ValueError as error:
@@ -132,7 +132,7 @@ def _read(keys: Mapping[str, object], where: str, base: Quota, faults: list[str]
 
 
 class Change(NamedTuple):
-    """A key of the quota of a subject, or of EACH, with the former value and the one that holds."""
+    """A key of the quota of a subject, or of EACH, with its former and its present value."""
 
     identity: str
     key: str

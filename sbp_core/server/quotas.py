@@ -2,9 +2,10 @@
 
 A request above a rate is executed, and its answer says in `throttle_time_ms` how long the client
 should wait. For that time the server reads nothing more of the connection, so a client that does
-not wait gains nothing. Nor is anything read of the identity's other connections, but each frame has
-a last moment: its caller would give up otherwise. One frame a second of the identity is executed at
-its last moment, and the others are refused, so more connections do not raise the rate.
+not wait gains nothing. The server reads nothing of the identity's other connections either. But
+each frame has a last moment, after which its caller would give up. One frame a second of the
+identity is executed at its last moment, and the others are refused, so more connections do not
+raise the rate.
 
 `Rate` bounds one quantity. `Meter` has the rates of one identity, its connections, and the memory
 of its requests. `Allowance` is one connection: it finds the meter when the identity is known, and
@@ -17,7 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
@@ -27,13 +28,16 @@ from sbp_core.server.quota_rules import NO_RULES, QuotaRules
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wording import counted
 
+if TYPE_CHECKING:
+    from sbp_core.server.peer import Peer
+
 _LOG: Final = logging.getLogger(__name__)
 
 BURST_SECONDS: Final = 1.0
 """An identity that was quiet may use as much as this at once."""
 WAIT_SECONDS_MAX: Final = 20.0
 """The longest wait that is asked for. A client that keeps it still has its connection afterwards,
-and one that does not gives up its call later than that."""
+and a client that does not keep it gives up its call later."""
 UNTOLD_SECONDS_MAX: Final = 8.0
 """The longest wait of a frame whose client was not asked to wait, such as the first one on a
 connection: it asks another replica later than that."""
@@ -79,7 +83,7 @@ class Rate:
         return True
 
     def wait_seconds(self, now: float, amount: float = 0) -> float:
-        """Return for how long there is debt, once `amount` is used as well; 0 if there is none."""
+        """Return for how long there is debt once `amount` is used as well; 0 without debt."""
         if not self.per_second:
             return 0.0
         paid_at = max(self._paid_at, now) + amount / self.per_second
@@ -92,16 +96,6 @@ class Rate:
         self.charge(left, now)
 
 
-class Metered(Protocol):
-    """A connection that counts for an identity."""
-
-    def spare_ms(self) -> float:
-        """Return for how long it could have been closed without harm; negative while it cannot."""
-
-    def go_away(self) -> None:
-        """Let the peer close it."""
-
-
 class Meter:
     """The use that one identity makes of its quota."""
 
@@ -112,9 +106,9 @@ class Meter:
         self.bytes_in = Rate(quota.bytes_in_per_s)
         self.bytes_out = Rate(quota.bytes_out_per_s)
         self.requests = Rate(quota.requests_per_s)
-        self.connections: set[Metered] = set()
+        self.connections: set[Peer] = set()
         self.is_free = True
-        """Whether neither debt nor memory holds a frame up, when that was looked at last."""
+        """Whether a frame may be handled: no debt and enough memory, as of the last `look`."""
         self._held_bytes = 0
         self._waiting: dict[Callable[[], None], None] = {}
         """Called when there is memory again."""
@@ -140,8 +134,8 @@ class Meter:
         """Whether anything would be forgotten with it."""
         return bool(self.connections or self._held_bytes or self.wait_seconds(now) > 0)
 
-    def enter(self, connection: Metered) -> None:
-        """Count a connection, in the place of one that is not in use if need be.
+    def enter(self, connection: Peer) -> None:
+        """Count a connection; if there are too many, an unused connection has to close.
 
         Raises ThrottledError if there are as many as there may be.
         """
@@ -195,7 +189,7 @@ class Meter:
             self.look(now)
 
     def wait_seconds(self, now: float, answer_bytes: int = 0) -> float:
-        """Return for how long there is debt, once `answer_bytes` are sent; 0 if there is none."""
+        """Return for how long there is debt once `answer_bytes` are sent; 0 without debt."""
         return max(
             self.bytes_in.wait_seconds(now),
             self.bytes_out.wait_seconds(now, answer_bytes),
@@ -203,7 +197,7 @@ class Meter:
         )
 
     def look(self, now: float) -> float:
-        """See whether there is debt; return for how long there is, 0 if there is none."""
+        """Update `is_free`; return for how long there is debt, 0 without debt."""
         wait_seconds = self.wait_seconds(now)
         self.is_free = not wait_seconds and self.has_memory
         if wait_seconds:
@@ -237,7 +231,7 @@ class Allowance:
         """Whether the next frame has waited for as long as one may."""
         self._is_over = False
 
-    def bind(self, subject: str | None, connection: Metered) -> None:
+    def bind(self, subject: str | None, connection: Peer) -> None:
         """Count for an identity from now on; None is one without a quota.
 
         Raises ThrottledError if it has as many connections as it may have.
@@ -266,7 +260,7 @@ class Allowance:
         """Whether nothing is bounded."""
         return self._meter is None and not self._quotas.rules().has_any
 
-    def end(self, connection: Metered) -> None:
+    def end(self, connection: Peer) -> None:
         """The connection ends: it counts no longer, but for the memory of its requests."""
         self._is_over = True
         self._since = None
@@ -344,9 +338,9 @@ class Allowance:
             self._meter.charge_answer(sum(map(len, buffers)), self._quotas.monotonic())
 
     def throttled(self, header: Any, payload: Sequence[Buffer]) -> object:
-        """Return the header of an answer with such a payload; above the quota it asks for a wait.
+        """Return the header of an answer with this payload; above the quota it asks for a wait.
 
-        That is for the time in which nothing is read, unless the header asks for more.
+        The wait is the time in which nothing is read, unless the header asks for a longer wait.
         """
         meter = self._meter
         if meter is None or (meter.is_free and not (payload and meter.bytes_out.per_second)):
@@ -361,7 +355,7 @@ class Allowance:
         wait_ms = max(_milliseconds(wait_seconds), asked_ms)
         return replace(header, throttle_time_ms=wait_ms)
 
-    def _leave(self, connection: Metered) -> None:
+    def _leave(self, connection: Peer) -> None:
         if self._meter is not None:
             self._meter.connections.discard(connection)
             self._meter.hold(-self._held_bytes)

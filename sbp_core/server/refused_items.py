@@ -16,9 +16,9 @@ from sbp_core.wire.status import status_for
 
 
 class Merger:
-    """Puts the results of refused items at their places among those of the others.
+    """Puts the results of refused items at their positions among the other results.
 
-    `refused` has the former by position, of `count` items. `by_stream`: an item may have several
+    `refused` maps positions, of `count` items, to results. `by_stream`: an item may have several
     results, which name its stream.
     """
 
@@ -60,7 +60,7 @@ def narrow(
 ) -> None:
     """Let the handler see a request without the items that are refused, by position.
 
-    `fields` are those that have the items.
+    `fields` of the request have the items.
     """
     if call.opcode is Opcode.APPEND:
         call.payload = _kept_payload(request, call.payload, refused)

@@ -1,4 +1,4 @@
-"""Settings of servers: how one is declared and checked, and those that both servers share.
+"""Settings of servers: how a setting is declared and checked, and the settings of both servers.
 
 A setting is one field: its declaration has the default, the limit that is checked, and the text of
 conf/server.toml. `sbp_core.cluster` offers the fields as settings of `sbp serve`.
@@ -23,16 +23,16 @@ from sbp_core.server.gate import Gate
 from sbp_core.sockets import is_loopback
 from sbp_core.tls import Contexts, ServerTls, Tls, ready
 
-Place = tuple[str, str]
+SettingKey = tuple[str, str]
 """Section and key in a configuration file."""
 
 
-def setting(doc: str, limit: str, *, default: Any = MISSING, place: Place | None = None) -> Any:
+def setting(doc: str, limit: str, *, default: Any = MISSING, key: SettingKey | None = None) -> Any:
     """Declare a setting whose class checks it; without a default it has to be given.
 
-    Without a place its name is its key, in the section of the server or the command.
+    Without a `key` its name is its key, in the section of the server or the command.
     """
-    metadata = {"doc": doc, "unit": "", "limit": limit} | _placed(place)
+    metadata = {"doc": doc, "unit": "", "limit": limit} | _keyed(key)
     return field(default=default, metadata=metadata)
 
 
@@ -43,11 +43,11 @@ def integer_setting(
     *,
     default: int | Any = MISSING,
     unit: str = "",
-    place: Place | None = None,
+    key: SettingKey | None = None,
 ) -> Any:
     """Declare a setting that is an integer from `low` to `high`."""
     metadata = {"doc": doc, "unit": unit, "limit": f"{low}..{high}", "bounds": (low, high)}
-    return field(default=default, metadata=metadata | _placed(place))
+    return field(default=default, metadata=metadata | _keyed(key))
 
 
 def choice_setting(
@@ -55,26 +55,26 @@ def choice_setting(
     choices: tuple[str | bool, ...],
     *,
     default: str | bool | None,
-    place: Place | None = None,
+    key: SettingKey | None = None,
 ) -> Any:
     """Declare a setting that has one of some values, or None if that is the default."""
     words = ", ".join(str(each).lower() if isinstance(each, bool) else each for each in choices)
     metadata = {"doc": doc, "unit": "", "limit": words, "choices": choices}
-    return field(default=default, metadata=metadata | _placed(place))
+    return field(default=default, metadata=metadata | _keyed(key))
 
 
-def tls_setting(key: str, doc: str) -> Any:
-    """Declare a file of TLS, which is `key` in [tls] of a configuration file."""
-    return setting(doc, "a file in PEM", default=None, place=("tls", key))
+def tls_setting(name: str, doc: str) -> Any:
+    """Declare a file of TLS, which is `name` in [tls] of a configuration file."""
+    return setting(doc, "a file in PEM", default=None, key=("tls", name))
 
 
-def auth_setting(key: str, doc: str, limit: str, *, default: Any = None) -> Any:
-    """Declare a setting of identities, which is `key` in [auth] of a configuration file."""
-    return setting(doc, limit, default=default, place=("auth", key))
+def auth_setting(name: str, doc: str, limit: str, *, default: Any = None) -> Any:
+    """Declare a setting of identities, which is `name` in [auth] of a configuration file."""
+    return setting(doc, limit, default=default, key=("auth", name))
 
 
-def _placed(place: Place | None) -> dict[str, str]:
-    return {} if place is None else {"section": place[0], "key": place[1]}
+def _keyed(key: SettingKey | None) -> dict[str, str]:
+    return {} if key is None else {"section": key[0], "key": key[1]}
 
 
 def port_setting(default: int | Any = MISSING) -> Any:
@@ -176,7 +176,7 @@ class ListenerSettings:
         " clients with a token, and needs [auth].",
         ("required", "optional"),
         default="required",
-        place=("tls", "client_certificates"),
+        key=("tls", "client_certificates"),
     )
 
     auth_admins: tuple[str, ...] = auth_setting(

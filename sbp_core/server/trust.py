@@ -58,9 +58,10 @@ def proof_of(secret: str, challenge: bytes) -> str:
 class Standing:
     """The proven identity of the peer of a connection; nothing at first.
 
-    `identity` is whom a certificate or token names, if the server asks for identities; it may have
-    ended.
-    `server_ids` are those of range servers, at a placement driver: one, unless servers share it.
+    `identity` is the subject of a certificate or token, if the server asks for identities; it may
+    have expired.
+    `server_ids` are the range servers of the connection, at a placement driver: several if servers
+    share the connection.
     """
 
     identity: Identity | None = None

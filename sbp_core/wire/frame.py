@@ -155,8 +155,8 @@ class FrameDecoder:
     yields what is complete. A frame with the wrong magic or an unknown opcode is skipped, as SPEC
     "Magic Code" and "Operation Code" demand. FrameError means that the connection cannot be read
     any further; it is raised again by every later call. `frame_count` counts the complete frames,
-    `discarded_count` those that were skipped; `awaited_opcode` is that of a frame that is
-    incomplete, else 0. `header_checksum` is for the owner to set. A length of more than `bytes_max`
+    `discarded_count` the skipped frames; `awaited_opcode` is the opcode of an incomplete
+    frame, else 0. `header_checksum` is for the owner to set. A length of more than `bytes_max`
     is refused.
     """
 
@@ -178,7 +178,7 @@ class FrameDecoder:
 
     @property
     def seen_count(self) -> int:
-        """Frames that the peer sent, with those that were skipped, or are being skipped."""
+        """Frames that the peer sent, including frames that were skipped or are being skipped."""
         return self.frame_count + self.discarded_count
 
     @property

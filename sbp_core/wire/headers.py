@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from sbp_core.wire._generated import *  # noqa: F403
-from sbp_core.wire._generated import LAYOUTS, OPERATIONS, WRITERS, Opcode, SystemErrorResponse
+from sbp_core.wire._generated import (
+    LAYOUTS,
+    OPERATIONS,
+    WITH_PAYLOAD,
+    WRITERS,
+    Opcode,
+    SystemErrorResponse,
+)
 from sbp_core.wire.flat import Schema, Table, Vector
 
 _SCHEMA: Final = Schema(LAYOUTS, WRITERS)
@@ -32,6 +39,13 @@ RESULT_FIELDS: Final[Mapping[type, str]] = {
 }
 """The one field of a response table that has an entry for each item; not every table has one."""
 
+
+ITEM_FIELDS: Final[Mapping[type, tuple[str, ...]]] = {
+    table: tuple(field.name for field in LAYOUTS[table] if isinstance(field.kind, Vector))
+    for opcode, table in REQUEST_TABLES.items()
+    if opcode not in WITH_PAYLOAD
+}
+"""The fields of a request table with an entry for each item; the payload bounds other requests."""
 
 encode_header: Final = _SCHEMA.encode
 decode_header: Final = _SCHEMA.decode

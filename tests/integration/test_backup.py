@@ -10,8 +10,8 @@ import pytest
 from sbp_core.access.identity import subject_of_certificate
 from sbp_core.access.rights import Grant, Right
 from sbp_core.backup.format import BackupError, manifest_path
-from sbp_core.backup.place import Place
 from sbp_core.backup.restoring import restore_backup
+from sbp_core.backup.storage import BackupStorage
 from sbp_core.backup.taking import take_backup
 from sbp_core.backup.upkeep import backup_ids, check_backup, prune, read_manifest
 from sbp_core.client import (
@@ -91,8 +91,8 @@ class Load:
 
 
 @pytest.fixture
-def place(tmp_path) -> Place:
-    return Place.open(str(tmp_path / "backups"), is_new=True)
+def place(tmp_path) -> BackupStorage:
+    return BackupStorage.open(str(tmp_path / "backups"), is_new=True)
 
 
 def test_a_backup_under_load_has_all_that_was_committed_before_it(tmp_path, place):

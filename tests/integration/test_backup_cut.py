@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sbp_core.backup.place import Place
+from sbp_core.backup.storage import BackupStorage
 from sbp_core.backup.taking import take_backup
 from sbp_core.client import (
     AsyncClient,
@@ -17,7 +17,7 @@ from sbp_core.errors import (
     NoRangeServerError,
     NotFoundError,
 )
-from sbp_core.pd.backups import cut
+from sbp_core.pd.backups import cut_handlers
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.peers.range_servers import Peers
 from tests.support.appends import append, client_of, commit, create, read_all, restore, run
@@ -27,8 +27,8 @@ PROMPT = RetryPolicy(budget_ms=200)
 
 
 @pytest.fixture
-def place(tmp_path) -> Place:
-    return Place.open(str(tmp_path / "backups"), is_new=True)
+def place(tmp_path) -> BackupStorage:
+    return BackupStorage.open(str(tmp_path / "backups"), is_new=True)
 
 
 def test_a_stream_that_changes_while_it_is_copied_is_no_failure(tmp_path, place, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_decision_that_cannot_be_published_fails_a_backup_and_holds_nothing(
             monkeypatch.setattr(Peers, "end_txns", end_late)
             stuck = asyncio.create_task(commit(client, 0, [a]))
             await has_begun.wait()
-            monkeypatch.setattr(cut, "HOLD_MS_MAX", 200)
+            monkeypatch.setattr(cut_handlers, "HOLD_MS_MAX", 200)
             with pytest.raises(InvalidRequestError, match=r"batch 0 of p \(1 in all\)"):
                 await take_backup(client, place)
             assert not list((tmp_path / "backups").rglob("running/*"))

@@ -101,7 +101,7 @@ def test_a_fetch_of_too_many_streams_is_refused(tmp_path):
             )
             request = FetchRequest(fetch_requests=items[:-1])
             assert len(await results_of(greedy, Opcode.FETCH, request, "fetch_responses")) == 20_000
-            with pytest.raises(InvalidRequestError, match="20000 requests at most, got 20001"):
+            with pytest.raises(InvalidRequestError, match="20001 items, and at most 20000"):
                 await greedy.ask(Opcode.FETCH, FetchRequest(fetch_requests=items))
 
     asyncio.run(asyncio.wait_for(body(), 60))

@@ -12,7 +12,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.backup import taking
-from sbp_core.backup.place import Place
+from sbp_core.backup.storage import BackupStorage
 from sbp_core.backup.upkeep import check_backup
 from sbp_core.client import AsyncClient, Client, FetchItem
 from sbp_core.log import merging
@@ -126,7 +126,7 @@ def test_a_backup_cuts_batches_that_were_merged_before_a_fetch(
     """One batch has then records of the backup before, of this one, and behind its end."""
     monkeypatch.setattr(taking, "_FETCH_BYTES", FETCH_BYTES)
     monkeypatch.setattr(taking, "SMALL_CHUNK_BYTES", 1)
-    place = Place.open(str(tmp_path / "backups"), is_new=True)
+    place = BackupStorage.open(str(tmp_path / "backups"), is_new=True)
     kept, end = 100, 200
 
     async def body() -> None:

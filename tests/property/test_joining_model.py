@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from sbp_core.errors import SbpError
 from sbp_core.pd.metadata.store import MetadataStore, open_store
 from sbp_core.pd.model import RangeServerRecord
-from sbp_core.pd.range_servers import Joining, Membership
+from sbp_core.pd.server_membership import Joining, Membership
 from sbp_core.server.trust import Standing
 from sbp_core.wire.headers import RangeServer
 from tests.support.clock import ManualClock, examples

@@ -8,7 +8,7 @@ from sbp_core import limits
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from tests.support.clock import ManualClock
 
 SERVER_IDS = st.integers(1, 6)

@@ -19,7 +19,7 @@ from test_joining_model import SameThread
 from sbp_core.errors import ConnectError
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NO_SEQ, NewStream, RangeServerRecord
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
 from sbp_core.replication import Prefix, Replica, committed_seq
 from sbp_core.server.runtime import cancel_all

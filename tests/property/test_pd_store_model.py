@@ -12,15 +12,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from sbp_core.errors import ConditionFailedError, NotFoundError, SbpError
 from sbp_core.pd.model import (
     NO_CURSOR,
-    ChangeRefusal,
     CursorChange,
-    CursorMismatch,
     CursorRecord,
     GroupRecord,
     NewStream,
-    PropertyMismatch,
     RangeRecord,
     RangeServerRecord,
     StreamChange,
@@ -127,16 +125,16 @@ class StoreMachine(RuleBasedStateMachine):
         )
         differing = [key for key, value in condition.items() if known.get(key) != value]
         if stream_id not in self.streams:
-            outcome = ChangeRefusal.NO_STREAM
+            outcome = NotFoundError
         elif differing:
-            key = differing[0]
-            outcome = PropertyMismatch(key, condition[key], known.get(key))
+            outcome = ConditionFailedError
         else:
             outcome = replace(self.streams[stream_id], retention_bytes=bytes_max)
             self.streams[stream_id] = outcome
             present = {key: each for key, each in {**known, **changed}.items() if each is not None}
             self.properties[stream_id] = present
-        assert self.store.update_streams([change]) == [outcome]
+        (found,) = self.store.update_streams([change])
+        assert (type(found) if isinstance(found, SbpError) else found) == outcome
         self.bump(isinstance(outcome, StreamRecord))
 
     @rule(
@@ -151,15 +149,15 @@ class StoreMachine(RuleBasedStateMachine):
             current = self.cursors.get((group, stream_id))
             current_offset = NO_CURSOR if current is None else current.next_offset
             if offset != NO_CURSOR and stream_id not in self.streams:
-                outcomes.append(False)
+                outcomes.append(NotFoundError)
             elif condition not in (None, current_offset):
-                outcomes.append(CursorMismatch(current_offset))
+                outcomes.append(ConditionFailedError)
             else:
-                outcomes.append(True)
+                outcomes.append(type(None))
                 self.cursors[group, stream_id] = CursorRecord(stream_id, offset, time_ms)
                 if offset == NO_CURSOR:
                     del self.cursors[group, stream_id]
-        assert self.store.cursors.commit(group, wanted, time_ms) == outcomes
+        assert list(map(type, self.store.cursors.commit(group, wanted, time_ms))) == outcomes
         self.bump(False)
 
     @rule()

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from sbp_core.errors import SchemaError, StatusCode
 from sbp_core.pd.model import NewStream
-from sbp_core.pd.streams.schema_handlers import Place, describe_schemas, register_schemas
+from sbp_core.pd.streams.schema_handlers import SchemaCursor, describe_schemas, register_schemas
 from sbp_core.records import (
     StreamSchema,
     check_evolution,
@@ -89,7 +89,7 @@ class ChainMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS)
     def look(self, client):
         (self.seen[client],), _ = describe_schemas(
-            self.store, [self.stream_id], Place(), newest_only=True
+            self.store, [self.stream_id], SchemaCursor(), newest_only=True
         )
 
     @rule(client=CLIENTS, schema=schemas())
@@ -125,7 +125,9 @@ class ChainMachine(RuleBasedStateMachine):
 
     @invariant()
     def versions_are_a_chain(self):
-        entries, _ = describe_schemas(self.store, [self.stream_id], Place(), newest_only=False)
+        entries, _ = describe_schemas(
+            self.store, [self.stream_id], SchemaCursor(), newest_only=False
+        )
         found = [decode_stream_schema(each.schema) for each in entries if each.version > 0]
         assert found == self.expected
         assert [each.version for each in entries] == list(range(1, len(found) + 1)) or not found

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from sbp_core.backup.format import Manifest
-from sbp_core.backup.place import Place
 from sbp_core.backup.restoring import Restored, restore_backup
+from sbp_core.backup.storage import BackupStorage
 from sbp_core.client import (
     AppendItem,
     AsyncClient,
@@ -376,7 +376,7 @@ def restorer(cluster, manifest: Manifest):
     return client_of(cluster, connecting=Connecting(wishes=wishes))
 
 
-async def restore(cluster, place: Place, manifest: Manifest) -> Restored:
+async def restore(cluster, place: BackupStorage, manifest: Manifest) -> Restored:
     async with restorer(cluster, manifest) as client:
         return await restore_backup(client, place, manifest)
 

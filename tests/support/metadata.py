@@ -33,7 +33,7 @@ from sbp_core.pd.model import (
     SchemaRecord,
     SealedRange,
 )
-from sbp_core.pd.txns.transactions import Manifest, Part
+from sbp_core.pd.txns.decisions import Manifest, Part
 
 END_SECONDS = 60
 NO_LEASE_MS = 0
@@ -310,22 +310,19 @@ def verdict(folder, expected):
         store.close()
 
 
-SINCE = {
-    12: ("DROP TABLE grants", "ALTER TABLE txns DROP COLUMN subject"),
-    13: ("DROP TABLE restores",),
-    14: (
-        *("DROP TABLE group_streams", "DROP TABLE group_members", "DROP TABLE consumer_groups"),
-        "DROP TABLE producer_claims",
-    ),
-    15: ("DROP TABLE stream_properties",),
-    16: ("ALTER TABLE last_commit DROP COLUMN content",),
-}
-"""The statements that take away what each version after the first release added."""
+TO_FIRST_RELEASE = (
+    *("DROP TABLE grants", "ALTER TABLE txns DROP COLUMN subject", "DROP TABLE restores"),
+    *("DROP TABLE group_streams", "DROP TABLE group_members", "DROP TABLE consumer_groups"),
+    *("DROP TABLE producer_claims", "DROP TABLE stream_properties"),
+    "ALTER TABLE last_commit DROP COLUMN content",
+    "UPDATE alembic_version SET version_num = '11'",
+)
+"""The statements that make a database of today one of the first release, version 11."""
 
 
-def extract_version(version, folder):
-    """Make the store that the last release of a version wrote with `fill`."""
-    name = f"metadata-version-{version}.tar.gz"
+def extract_first_release(folder):
+    """Make the store that the first release, of version 11, wrote with `fill`."""
+    name = "metadata-version-11.tar.gz"
     with tarfile.open(Path(__file__).parent / "data" / name) as archive:
         archive.extractall(folder, filter="data")
 

@@ -8,7 +8,7 @@ import pytest
 
 from sbp_core.backup.format import BackupError, maybe_begun_at, new_backup_id
 from sbp_core.backup.marks import removing, taking, taking_mark
-from sbp_core.backup.place import Place
+from sbp_core.backup.storage import BackupStorage
 from sbp_core.backup.upkeep import prune
 
 
@@ -23,7 +23,7 @@ def test_the_mark_of_a_dead_backup_is_named_with_its_age_and_what_to_do(tmp_path
     killed = new_backup_id(datetime.now(UTC) - timedelta(minutes=125))
 
     async def main():
-        place = Place.open(str(tmp_path))
+        place = BackupStorage.open(str(tmp_path))
         for each in (killed, "foreign"):
             await place.put(taking_mark(each), b"")
         with pytest.raises(BackupError) as caught:
@@ -42,7 +42,7 @@ def test_backups_are_not_taken_while_some_are_removed(tmp_path):
     """A backup may be about to use a chunk again that belongs to those which are removed."""
 
     async def main():
-        place = Place.open(str(tmp_path))
+        place = BackupStorage.open(str(tmp_path))
         async with removing(place):
             with pytest.raises(BackupError, match="no backup was taken"):
                 async with taking(place, new_backup_id(datetime.now(UTC))):
@@ -56,7 +56,7 @@ def test_backups_are_not_taken_while_some_are_removed(tmp_path):
 
 
 def test_objects_are_for_their_owner_only(tmp_path):
-    place = Place.open(str(tmp_path / "backups"), is_new=True)
+    place = BackupStorage.open(str(tmp_path / "backups"), is_new=True)
     asyncio.run(place.put("chunks/a/b", b"secret"))
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
     assert set(modes.values()) == {0o700, 0o600}

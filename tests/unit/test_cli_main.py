@@ -16,7 +16,7 @@ from sbp_core.cli.client_options import client_options
 from sbp_core.cli.commands import CommandWithActions, Listed
 from sbp_core.cli.connect import parse_stream
 from sbp_core.errors import ConfigurationError, SbpError
-from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_BEFORE
 from sbp_core.quantities import show_duration, show_retention, show_size
 from sbp_core.segment_format import SEGMENT_VERSION
 from sbp_core.session.negotiation import REPLICATION_VERSIONS, FeatureName
@@ -131,7 +131,7 @@ def test_versions(capsys):
     found = dict(line.split(maxsplit=1) for line in others)
     assert found == {
         "log": str(SEGMENT_VERSION),
-        "metadata": f"{SCHEMA_VERSION}, upgraded from {SCHEMA_VERSION_MIN} on",
+        "metadata": f"{SCHEMA_VERSION}, upgraded from {SCHEMA_VERSION_BEFORE}",
         "checkpoint": f"{FORMAT_VERSION}, read from 1 on",
         "protocol": "SBP 0.1",
         "features": ", ".join(FeatureName),

@@ -9,7 +9,7 @@ import pytest
 from sbp_core import filter_limits, group_limits, limits, properties
 from sbp_core.log import boundaries
 from sbp_core.log.index_file import INDEX_VERSION, REPLICA_INDEX_VERSION
-from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_MIN
+from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_BEFORE
 from sbp_core.segment_format import SEGMENT_VERSION, EntryKind
 from sbp_core.wire import headers
 from sbp_core.wire._generated import LAYOUTS
@@ -166,7 +166,7 @@ def test_the_versions_of_files_are_those_of_the_code():
     assert versions["boundaries"][0] == str(boundaries._VERSION)
     schema, older = versions["tables"]
     assert schema == str(SCHEMA_VERSION)
-    assert older.startswith(f"{SCHEMA_VERSION_MIN} to {SCHEMA_VERSION - 1},")
+    assert older.startswith(f"{SCHEMA_VERSION_BEFORE},")
     newest, older = versions["offsets"]
     assert newest.startswith(f"{offsets.FORMAT_VERSION}, or {offsets._PLAIN_VERSION} ")
     assert set(re.findall(r"\d+", older)) == {

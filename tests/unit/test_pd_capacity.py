@@ -7,7 +7,7 @@ from sbp_core.pd.model import NewStream, SealedRange, ServerLoad
 from sbp_core.pd.streams.cursor_handlers import commit_cursors
 from sbp_core.pd.streams.range_operations import open_next_ranges, plan_seals
 from sbp_core.pd.streams.stream_operations import create_streams
-from sbp_core.pd.txns.transactions import Manifest, Part
+from sbp_core.pd.txns.decisions import Manifest, Part
 from sbp_core.wire.headers import Cursor, RangeId, Stream, StreamRange
 
 SERVERS = (ServerLoad(1),)

@@ -1,6 +1,6 @@
 """Which streams changed since a revision."""
 
-from sbp_core.pd.metadata.servers import CHANGES_LISTED_MAX, ChangeLog
+from sbp_core.pd.metadata.server_tables import CHANGES_LISTED_MAX, ChangeLog
 
 
 def log_of(*changes, **limits):

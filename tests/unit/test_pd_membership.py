@@ -5,7 +5,7 @@ import pytest
 from sbp_core.errors import NoRangeServerError
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from tests.support.clock import ManualClock
 
 ONE = RangeServerRecord(1, "10.0.0.1:10911")

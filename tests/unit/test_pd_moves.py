@@ -3,7 +3,7 @@
 import pytest
 
 from sbp_core.errors import NoRangeServerError
-from sbp_core.pd.streams.range_handlers import maybe_misplaced
+from sbp_core.pd.streams.seal_handlers import maybe_misplaced
 from sbp_core.wire.headers import (
     RangeMove,
     RangeServer,

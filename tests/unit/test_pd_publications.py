@@ -15,6 +15,7 @@ from sbp_core.errors import (
     TxnEndedError,
     TxnIncompleteError,
 )
+from sbp_core.pd.txns.decisions import Part
 from sbp_core.pd.txns.publications import (
     PUBLICATION,
     Publication,
@@ -22,7 +23,6 @@ from sbp_core.pd.txns.publications import (
     PublicationState,
     publications_of,
 )
-from sbp_core.pd.txns.transactions import Part
 
 S, Told = PublicationState, PublicationInput
 

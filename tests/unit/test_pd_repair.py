@@ -7,7 +7,7 @@ import pytest
 
 from sbp_core.pd.model import NewStream, RangeRecord, RangeServerRecord, SealedRange, ServerLoad
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.fail_over import in_turn
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.wire.headers import (

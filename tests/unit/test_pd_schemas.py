@@ -8,7 +8,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.errors import StatusCode, StatusError
 from sbp_core.pd.model import NewStream, SchemaRecord
-from sbp_core.pd.streams.schema_handlers import Place, describe_schemas, register_schemas
+from sbp_core.pd.streams.schema_handlers import SchemaCursor, describe_schemas, register_schemas
 from sbp_core.records import StreamSchema
 from sbp_core.wire.headers import (
     DescribeSchemasResponse,
@@ -63,7 +63,7 @@ def register(store, *entries, time_ms=1, **limits):
 
 def frames(store, *stream_ids, newest_only=False, **limits):
     """Everything that is described, frame by frame."""
-    place = Place()
+    place = SchemaCursor()
     while place is not None:
         some, place = describe_schemas(store, stream_ids, place, newest_only=newest_only, **limits)
         yield some

@@ -19,7 +19,7 @@ from sbp_core.records import (
     encodings,
     split_envelopes,
 )
-from sbp_core.records.encodings.rows import RowsEncoding
+from sbp_core.records.encodings.rows_encoding import RowsEncoding
 from tests.support.data.batches import sequence_batch
 
 LARGE_BYTES = 40_000

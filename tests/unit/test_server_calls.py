@@ -1,6 +1,8 @@
 """Calls at a server: answered as they arrive where nothing is waited for, and exactly once."""
 
 import asyncio
+import logging
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -9,9 +11,16 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.errors import NotFoundError, RequestTimeoutError, StatusCode
+from sbp_core.server.audit import AuditTrail
+from sbp_core.server.budget import Budget, Intake
 from sbp_core.server.dispatch import Dispatcher, Response, ServerCall
-from sbp_core.server.runtime import SystemClock
-from sbp_core.server.trust import ServerRole
+from sbp_core.server.line_file import LineFile
+from sbp_core.server.metrics import RequestTimes
+from sbp_core.server.outgoing import Unread
+from sbp_core.server.peer import Peer as ConnectedPeer
+from sbp_core.server.peer import Work
+from sbp_core.server.runtime import SystemClock, Turns
+from sbp_core.server.trust import ServerRole, Standing
 from sbp_core.session.connection import Payload
 from sbp_core.session.negotiation import NO_WISHES, NOTHING, accept, offer
 from sbp_core.wire.frame import Frame
@@ -38,6 +47,8 @@ class Peer:
         self.room.set()
         self.sent: list[object] = []
         self.ends: list[Exception | None] = []
+        self.standing = Standing()
+        self.name = "a peer"
 
     async def send_response(
         self, request: Frame, header: bytes, payload: Payload, *, is_end: bool
@@ -67,9 +78,7 @@ def run(
         )
         request = Frame(Opcode.APPEND, 0, 1, encode_header(AppendRequest(timeout_ms=timeout_ms)))
         received_at = asyncio.get_running_loop().time()
-        task = dispatcher.begin(
-            request, peer, "a peer", received_at=received_at, on_end=peer.ends.append
-        )
+        task = dispatcher.begin(request, peer, received_at=received_at, on_end=peer.ends.append)
         await asyncio.wait_for(body(peer, task), 30)
         assert [each and type(each) for each in peer.ends] == [expected_end]
 
@@ -245,6 +254,106 @@ def test_a_call_ends_also_when_not_even_its_error_can_be_sent(waits):
             await task
 
     run(handle, body, expected_end=TypeError)
+
+
+def broken(*args: object, **kwargs: object) -> None:
+    raise ValueError("a defect")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("part", ["audit event", "metrics", "error metrics"])
+def test_a_call_ends_also_when_its_audit_event_or_its_metrics_fail(part, waits, caplog):
+    async def handle(call: ServerCall):
+        if waits:
+            await asyncio.sleep(0)
+        if part == "audit event":
+            call._audited = AuditTrail("a server").maybe_call(Opcode.CREATE_STREAMS, b"", "a peer")
+            call._audited.end = broken
+        else:
+            call._times = RequestTimes()
+            call._times.add = broken
+        if part == "error metrics":
+            call._times.add_failed = broken
+        return Response(ANSWER)
+
+    async def body(peer, task):
+        if task is not None:
+            await task
+        lost = [each for each in caplog.messages if each.startswith("audit event lost")]
+        assert len(lost) == (part == "audit event")
+        assert [each == (ANSWER, True) for each in peer.sent] == {
+            "audit event": [True],
+            "metrics": [False],
+            "error metrics": [],
+        }[part]
+
+    run(handle, body, expected_end=ValueError if part == "error metrics" else None)
+
+
+def test_a_request_gives_back_its_memory_when_its_call_cannot_begin():
+    async def main():
+        budget = Budget(1_000_000)
+        dispatcher = Dispatcher({}, role=ServerRole.RANGE_SERVER, clock=SystemClock())
+        dispatcher.begin = broken
+        peer = ConnectedPeer(
+            dispatcher,
+            SystemClock(),
+            lambda _: None,
+            budget=budget,
+            unread=Unread(1_000_000, time.monotonic),
+            turns=Turns(),
+            connection_id=1,
+        )
+        request = Frame(Opcode.APPEND, 0, 1, encode_header(AppendRequest()))
+        held = Intake(budget, lambda: None).begin(1_000)
+        assert budget.taken_bytes == 1_000
+        with pytest.raises(ValueError, match="a defect"):
+            peer.serve(request, held)
+        assert budget.taken_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_request_leaves_those_in_progress_when_giving_back_its_memory_fails():
+    async def main():
+        work = Work(SystemClock(), lambda _: None)
+        budget = Budget(1_000_000)
+        held = Intake(budget, lambda: None, on_hold=lambda size: None if size > 0 else broken())
+        request = held.begin(1_000)
+        work.go_on(asyncio.create_task(asyncio.sleep(0)), request)
+        with pytest.raises(ValueError, match="a defect"):
+            work.end(request, True, None)
+        assert not work.has_tasks
+        assert budget.taken_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_request_gives_back_its_quota_when_a_request_that_waited_fails():
+    budget = Budget(1_000)
+    held_bytes: list[int] = []
+    defects: list[object] = []
+    first = Intake(budget, lambda: None, on_hold=held_bytes.append).begin(900)
+    second = Intake(budget, lambda: defects and broken()).begin(900)
+    assert second.is_waiting
+    defects.append("from now on")
+    with pytest.raises(ValueError, match="a defect"):
+        first.end()
+    assert not second.is_waiting
+    assert sum(held_bytes) == 0
+
+
+def test_a_line_file_that_cannot_format_an_event_does_not_fail_its_caller(tmp_path, capsys):
+    file = LineFile(tmp_path / "lines")
+    logger = logging.getLogger("a logger of a line file")
+    logger.propagate = False
+    logger.addHandler(file)
+    logger.error("%d", "not a number")
+    logger.error("the next event")
+    logger.removeHandler(file)
+    file.close()
+    assert (tmp_path / "lines").read_text() == "the next event\n"
+    assert "not a number" in capsys.readouterr().err
 
 
 def test_without_deadlines_agreed_on_a_call_waits_as_long_as_it_takes():

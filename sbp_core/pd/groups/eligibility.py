@@ -1,6 +1,6 @@
-"""The streams that members may be given: those that they subscribe to, and have the right to read.
+"""The streams that a member may get: it subscribes to them, and has the right to read them.
 
-The patterns are those of grants (sbp_core/access/rights.py), without regular expressions. Names are
+Patterns have the form of grants (sbp_core/access/rights.py), without regular expressions. Names are
 kept sorted, so a pattern is looked up by bisection: patterns and streams cost their sum, not their
 product, whatever a client subscribes to.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Final
 
+from sbp_core import limits
 from sbp_core.access.rights import Right
 from sbp_core.group_limits import GROUP_STREAMS_MAX
 from sbp_core.pd.groups.assigning import Eligible
@@ -21,8 +22,6 @@ from sbp_core.pd.groups.group import Member
 from sbp_core.pd.metadata.store import MetadataStore
 
 _LOG: Final = logging.getLogger(__name__)
-_ROWS: Final = 10_000
-"""Streams that are read at a time."""
 _ANY: Final = "*"
 _LAST: Final = chr(sys.maxunicode)
 """Follows every character of a name."""
@@ -88,7 +87,8 @@ class KnownStreams:
         revision = store.revision()
         changed = store.servers.maybe_changed_since(self._revision)
         if changed is None:
-            self._names = StreamNames(_all_names(store))
+            streams = store.streams_after(-1, limits.ROWS_MAX)
+            self._names = StreamNames((each.stream_id, each.name) for each in streams)
         else:
             for stream_id, found in zip(changed, store.streams_by_id(changed), strict=True):
                 if found is None:
@@ -97,13 +97,6 @@ class KnownStreams:
                     self._names.put(stream_id, found.name)
         self._revision = revision
         return self._names
-
-
-def _all_names(store: MetadataStore) -> Iterable[tuple[int, str | None]]:
-    last_id = -1
-    while part := store.streams_after(last_id, _ROWS):
-        yield from ((each.stream_id, each.name) for each in part)
-        last_id = part[-1].stream_id
 
 
 def eligible_streams(
@@ -116,7 +109,7 @@ def eligible_streams(
 ) -> Eligible:
     """Return which of all streams each member of a group may have.
 
-    Those with the lowest ids count, `streams_max` of all members together.
+    The streams with the lowest ids count, `streams_max` of all members together.
     """
     wanted: dict[str | None, set[tuple[str, ...]]] = {}
     members = tuple(members)

@@ -26,15 +26,15 @@ last answer. It orders what the network may delay:
   from `revoked` on. An older heartbeat may come from before the member knew of the stream at all.
 * A commit counts only if it is from this holding of the stream, a generation from `since` on. One
   of an older generation is of an earlier holding, perhaps of the same member.
-* A member of a generation before it `joined` is one that was expelled in between.
+* A request of a generation before its member `joined` is of a member that was expelled in between.
 
 The generations of a group begin at the time, in ms, at which its first member joined. So they go
 on above earlier ones, also after the group was empty, and where the metadata were restored from a
 backup, which has no members.
 
 Members, holdings and generations are in the metadata, so the next leader goes on with them, and
-checks commits by them. Only when members were heard last is in memory (sessions.py); a new leader
-waits for one session timeout.
+checks commits by them. Only the times at which members were heard last are in memory
+(member_sessions.py), so a new leader waits for one session timeout.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GroupState(enum.StrEnum):
 class Member:
     """A member. Its timeouts are in ms; without a `subject` it may read all streams.
 
-    `patterns` are those of grants: a name, the begin of names followed by `*`, or `*`.
+    `patterns` have the form of grants: a name, the begin of names followed by `*`, or `*`.
     """
 
     member_id: str

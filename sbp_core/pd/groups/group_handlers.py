@@ -16,9 +16,9 @@ from sbp_core.pd.groups.group import Group, Holding, Member
 from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import check_group_name
-from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.server.answers import each_of, in_parts
 from sbp_core.server.dispatch import Answer, Response, ServerCall
+from sbp_core.server.request_checks import NOT_GIVEN, check_number
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import (
     DescribeGroupRequest,
@@ -45,7 +45,7 @@ _MEMBERS_PER_FRAME: Final = 10
 
 
 class GroupHandlers:
-    """Serves the members of groups, and looks for those that are silent."""
+    """Serves the members of groups, and expels silent members."""
 
     def __init__(self, store: StoreThread, clock: Clock) -> None:
         self._store = store
@@ -68,8 +68,10 @@ class GroupHandlers:
         request = call.decode(JoinGroupRequest)
         name = _checked_group(call, request.group)
         session_ms, handover_ms = request.session_timeout_ms, request.handover_timeout_ms
-        _check_ms("session_timeout_ms", session_ms, limits.GROUP_SESSION_MS_MAX)
-        _check_ms("handover_timeout_ms", handover_ms, limits.GROUP_HANDOVER_MS_MAX)
+        least, also = limits.GROUP_SESSION_MS_MIN, {0: NOT_GIVEN}
+        session_max, handover_max = limits.GROUP_SESSION_MS_MAX, limits.GROUP_HANDOVER_MS_MAX
+        check_number("session_timeout_ms", session_ms, least, session_max, also=also)
+        check_number("handover_timeout_ms", handover_ms, least, handover_max, also=also)
         member = Member(
             _checked_member_id(request.member_id),
             _checked_patterns(request.patterns),
@@ -89,7 +91,6 @@ class GroupHandlers:
         request = call.decode(GroupHeartbeatRequest)
         name = _checked_group(call, request.group)
         member_id = _checked_member_id(request.member_id)
-        check_item_count(len(request.stream_ids))
         group = await self._store.run(
             self.operations.heartbeat,
             name,
@@ -171,19 +172,9 @@ def _checked_member_id(member_id: str | None) -> str:
 
 
 def _checked_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
-    if not 1 <= len(patterns) <= limits.GROUP_PATTERNS_MAX:
-        raise invalid(
-            f"a member subscribes to 1 to {limits.GROUP_PATTERNS_MAX} names and patterns, got"
-            f" {len(patterns)}"
-        )
+    check_number("the number of patterns", len(patterns), 1, limits.GROUP_PATTERNS_MAX)
     for each in patterns:
         check_pattern(each)
         if " " in each:
             raise invalid(f"{shown(each)} matches no stream: their names have no spaces")
     return tuple(dict.fromkeys(patterns))
-
-
-def _check_ms(field: str, timeout_ms: int, most: int) -> None:
-    least = limits.GROUP_SESSION_MS_MIN
-    if timeout_ms and not least <= timeout_ms <= most:
-        raise invalid(f"{field} must be {least} to {most}, or 0, got {timeout_ms}")

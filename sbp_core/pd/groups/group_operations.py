@@ -2,7 +2,7 @@
 
 A heartbeat and `tend` run on the same thread, so no member is expelled while its heartbeat is
 answered. Every operation reads the store, which notices when this placement driver
-leads no longer: so a member that is answered is one that no other placement driver has expelled.
+leads no longer. So no member gets an answer here after another placement driver expelled it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sbp_core.group_limits import GROUP_ALL_PATTERNS_MAX, GROUP_MEMBERS_MAX, GRO
 from sbp_core.pd.groups.assigning import Eligible
 from sbp_core.pd.groups.eligibility import KnownStreams, eligible_streams
 from sbp_core.pd.groups.group import Group, Member
-from sbp_core.pd.groups.sessions import Sessions
+from sbp_core.pd.groups.member_sessions import Sessions
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.wire.status import shown
 
@@ -104,7 +104,7 @@ class GroupOperations:
     def leave(
         self, store: MetadataStore, name: str, member_id: str, subject: str | None = None
     ) -> None:
-        """Remove a member that reads nothing any more; nothing happens if it is none.
+        """Remove a member that reads nothing any more. An unknown member does no harm.
 
         Raises PermissionDeniedError for a member of another identity.
         """

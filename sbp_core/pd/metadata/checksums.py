@@ -5,9 +5,9 @@ SQLite has checksums in its write-ahead log only. So each table has a stored gen
 of `last_commit` has, as JSON, a hash of the declarations of all tables, and how many rows each has:
 so a row that is lost is noticed, too.
 
-Files of versions 11 to 15 are checked before they are migrated. The one row of their table
-`content` has the number of the last commit and, for each table, the number of its rows and the sum
-of their hashes modulo 2**128, as JSON with a checksum of its own.
+A file of version 11 is checked before it is migrated. The one row of its table `content` has the
+number of the last commit and, for each table, the number of its rows and the sum of their hashes
+modulo 2**128, as JSON with a checksum of its own.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def schema_hash(file: sqlite3.Connection) -> str:
 
 
 def find_content_faults(file: sqlite3.Connection, version: int) -> list[str]:
-    """Read every row; return what is not as it was committed, in words."""
+    """Read every row; return a sentence for each difference to the commits."""
     return _find_faults(file) if version >= _CHECKSUMS_SINCE else _find_faults_of_sums(file)
 
 
@@ -133,7 +133,7 @@ def _tables(file: sqlite3.Connection) -> list[tuple[str, str]]:
 
 
 def _columns(file: sqlite3.Connection, table: str) -> list[str]:
-    """Return the columns of a table, in quotes; those that are generated are left out."""
+    """Return the columns of a table, in quotes, without generated columns."""
     return [f'"{row[1]}"' for row in file.execute(f'PRAGMA table_info("{table}")')]
 
 

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from sqlalchemy import bindparam, func, select
 
+from sbp_core.errors import ConditionFailedError, SbpError
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.tables import COUNT_MAX, cursors, streams
-from sbp_core.pd.model import NO_CURSOR, CursorChange, CursorMismatch, CursorRecord, GroupRecord
+from sbp_core.pd.model import NO_CURSOR, CursorChange, CursorRecord, GroupRecord, no_stream
 
 _GROUPS_AFTER: Final = (
     select(cursors.c.group_name, func.max(cursors.c.committed_at_ms))
@@ -34,13 +35,13 @@ class CursorTable:
 
     def commit(
         self, group: str, changes: Iterable[CursorChange], committed_at_ms: int
-    ) -> list[bool | CursorMismatch]:
-        """Set a group's cursors in this order; False where there is no stream to set one of."""
+    ) -> list[SbpError | None]:
+        """Set a group's cursors in this order; return why a cursor was not set, None if it was."""
         with self._database.transaction():
             return [self._commit(group, each, committed_at_ms) for each in changes]
 
     def of_streams(self, group: str, stream_ids: Sequence[int]) -> list[CursorRecord | None]:
-        """Return a group's cursors in the order asked for; None where there is none."""
+        """Return a group's cursors in the order asked for, None for a stream without one."""
         found = (self._maybe_cursor(group, each) for each in stream_ids)
         return [row and CursorRecord(*row[1:]) for row in found]
 
@@ -49,13 +50,18 @@ class CursorTable:
         rows = self._database.page(cursors, (stream_id,), count_max, group_name=group)
         return [CursorRecord(*row[1:]) for row in rows]
 
+    def all(self) -> list[tuple[str, CursorRecord]]:
+        """Return all cursors with their groups, by group and stream id."""
+        rows = self._database.rows(cursors)
+        return [(group, CursorRecord(*row)) for group, *row in rows]
+
     def groups_after(self, group: str, count_max: int) -> list[GroupRecord]:
         """Return up to `count_max` groups whose names come after `group`, by name."""
         rows = self._database.query(_GROUPS_AFTER, after=group, count_max=count_max)
         return [GroupRecord(*row) for row in rows]
 
     def latest(self, count_max: int) -> list[tuple[str, int, str, int]]:
-        """Return up to `count_max` cursors, those that were committed last.
+        """Return the `count_max` cursors that were committed last.
 
         (group, stream id, name of the stream, next offset) each.
         """
@@ -64,19 +70,25 @@ class CursorTable:
     def _maybe_cursor(self, group: str, stream_id: int) -> Any:
         return self._database.maybe_row(cursors, group_name=group, stream_id=stream_id)
 
-    def _commit(
-        self, group: str, change: CursorChange, committed_at_ms: int
-    ) -> bool | CursorMismatch:
+    def _commit(self, group: str, change: CursorChange, committed_at_ms: int) -> SbpError | None:
         stream_id, next_offset, expected_offset = change
         if next_offset != NO_CURSOR and not self._database.has(streams, stream_id=stream_id):
-            return False
+            return no_stream(stream_id)
         if expected_offset is not None:
             current = self._maybe_cursor(group, stream_id)
             current_offset = NO_CURSOR if current is None else current.next_offset
             if current_offset != expected_offset:
-                return CursorMismatch(current_offset)
+                return _mismatch(current_offset, expected_offset)
         if next_offset == NO_CURSOR:
             self._database.remove(cursors, group_name=group, stream_id=stream_id)
         else:
             self._database.put(cursors, group, stream_id, next_offset, committed_at_ms)
-        return True
+        return None
+
+
+def _mismatch(current: int, expected: int) -> ConditionFailedError:
+    return ConditionFailedError.of(
+        f"the cursor is {'not there' if current == NO_CURSOR else f'at {current}'}, and"
+        f" {'none' if expected == NO_CURSOR else expected} was expected; it was not changed",
+        ConditionFailedError.encode_offset(current),
+    )

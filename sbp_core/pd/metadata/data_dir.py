@@ -81,7 +81,7 @@ class DataDir:
                 file.write(kept)
 
     def _settle(self) -> None:
-        """Read what is on the disk, not what the page cache has.
+        """Drop the page cache of the files, so that reads see the disk.
 
         When a sync of the previous process failed, the page cache may still show what never reached
         the disk, and what is then written over it may be lost too.

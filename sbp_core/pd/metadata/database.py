@@ -90,7 +90,7 @@ def _first(table: Table, names: Sequence[str]) -> Select[Any]:
 
 @cache
 def _page(table: Table, names: Sequence[str]) -> Select[Any]:
-    """Return a query of the rows beyond a key, of those with given values; `after_0` ... is it."""
+    """Return a query of the rows with given values, beyond the key in `after_0`, `after_1` ..."""
     key = [each for each in table.primary_key if each.name not in names]
     after = [bindparam(f"after_{index}", type_=each.type) for index, each in enumerate(key)]
     is_beyond = key[0] > after[0] if len(key) == 1 else tuple_(*key) > tuple_(*after)
@@ -140,7 +140,7 @@ class Database(ABC):
         self._lives: list[Life] = []
         self._last_number = 0
         self.failure: StatusError | None = None
-        """Why it can be neither read nor written any longer; None while it can."""
+        """Why the store can no longer be read or written; None while it can."""
         self.commits_tried = 0
         """Commits of changes that may have been made."""
 
@@ -201,7 +201,7 @@ class Database(ABC):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make one commit of what is changed within, on disk at the end; all or nothing.
+        """Commit the changes of the body, all or nothing; they are on disk at the end.
 
         Raises NotLeaderError unless this placement driver leads.
         """
@@ -225,7 +225,7 @@ class Database(ABC):
         return nullcontext()
 
     def count(self, table: str) -> int:
-        """Return the number of rows of a table, with what is changed right now."""
+        """Return the number of rows of a table, including changes of the open transaction."""
         if table not in self._counts:
             ((self._counts[table],),) = self.query(_COUNTS[table])
         return self._counts[table]
@@ -270,7 +270,7 @@ class Database(ABC):
 
     @abstractmethod
     def confirm(self) -> None:
-        """Raise NotLeaderError unless what was read since the last call was the newest there is."""
+        """Raise NotLeaderError unless all reads since the last call saw the newest commit."""
 
     @abstractmethod
     def close(self) -> None:
@@ -283,12 +283,12 @@ class Database(ABC):
         """Prepare a transaction that has begun. Raises NotLeaderError, StatusError."""
 
     def _content(self) -> str | None:
-        """Return what is noted of all rows with each commit."""
+        """Return the counts of all rows, which each commit notes; None if the home notes none."""
         return None
 
     @abstractmethod
     def _note_outside(self, commit: CommitId, *, is_missing: bool = False) -> None:
-        """Note outside of the database that there was a commit, perhaps one that it lacks."""
+        """Note a commit outside of the database; `is_missing` says that the database lacks it."""
 
     @abstractmethod
     def _error_of(self, error: DBAPIError) -> StatusError:

@@ -31,7 +31,7 @@ class GrantTable:
     def canonicalise(self) -> None:
         """Bring the subjects into the form in which they are compared, as the store had any text.
 
-        Grants to what can be no subject are removed: they gave nobody a right.
+        Grants to invalid subjects are removed: they gave no identity a right.
         """
         removed, added = [], []
         for each in self.of():
@@ -53,7 +53,7 @@ class GrantTable:
     def change(
         self, changes: Sequence[Grant], *, is_revoked: bool, grants_max: int = GRANTS_MAX
     ) -> None:
-        """Add grants, or take them away, all or none; those that are so already do not matter.
+        """Add grants, or take them away, all or none; repeating a change does no harm.
 
         Raises InvalidRequestError for more than `grants_max`.
         """

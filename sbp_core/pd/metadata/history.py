@@ -20,8 +20,8 @@ decisions need no epoch: they never leave the placement driver.
 
 The last commit is noted outside of the store too, in `metadata.mark`. SQLite ends its write-ahead
 log at the first frame whose checksum is wrong: damage there takes all later commits away without a
-word. The mark names the last one. It is written after each commit, without a sync, so it is
-never ahead of what is durable, and may be behind.
+word. The mark names the last commit. It is written after each commit, without a sync, so it is
+never ahead of the durable commits, and may be behind.
 
 Two slots are written by turns. Each (big-endian):
 
@@ -160,13 +160,13 @@ _MAGIC: Final = b"SBPMARK1"
 _FIELDS: Final = struct.Struct(f">8sQq{limits.STORE_LIFE_LENGTH_MAX}s16x")
 _CHECKSUM_BYTES: Final = 16
 _SLOT_BYTES: Final = _FIELDS.size + _CHECKSUM_BYTES
-_SLOT_PLACES: Final = (0, 512)
+_SLOT_OFFSETS: Final = (0, 512)
 """In different sectors, so that no failed write takes both."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """The contents of a slot."""
+class Slot:
+    """A slot of the mark: the slot with the highest sequence has the last commit."""
 
     sequence: int
     commit: CommitId
@@ -177,11 +177,11 @@ class CommitMark:
 
     def __init__(self, file: DiskFile) -> None:
         self._file = file
-        slots = [_maybe_decode(file.pread(_SLOT_BYTES, place)) for place in _SLOT_PLACES]
+        slots = [_maybe_decode(file.pread(_SLOT_BYTES, offset)) for offset in _SLOT_OFFSETS]
         known = [slot for slot in slots if slot is not None]
         self._damaged_slot_count: Final = len(slots) - len(known)
-        self.last = max(known, key=lambda mark: mark.sequence, default=None)
-        """The newest that can be read; None if neither can."""
+        self.last = max(known, key=lambda slot: slot.sequence, default=None)
+        """The newest slot that can be read, None if neither can be."""
 
     @property
     def path(self) -> Path:
@@ -200,7 +200,7 @@ class CommitMark:
 
     @classmethod
     def maybe_open(cls, directory: Path) -> CommitMark | None:
-        """Open the mark of a store; None where there is none. Raises ConfigurationError."""
+        """Open the mark of a store, None if it has no mark. Raises ConfigurationError."""
         path = directory / MARK_NAME
         try:
             return cls(OsDisk().open(path, is_writable=True))
@@ -220,8 +220,8 @@ class CommitMark:
         """
         path = directory / MARK_NAME
         # In the order of `write`, so that the first write replaces a slot that is damaged.
-        slots = [_encode(Mark(sequence, NO_COMMIT)) for sequence in range(len(_SLOT_PLACES))]
-        first, second = _SLOT_PLACES
+        slots = [_encode(Slot(sequence, NO_COMMIT)) for sequence in range(len(_SLOT_OFFSETS))]
+        first, second = _SLOT_OFFSETS
         try:
             write_file(OsDisk(), path, [slots[0].ljust(second - first, b"\0"), slots[1]])
             return cls(OsDisk().open(path, is_writable=True))
@@ -234,12 +234,12 @@ class CommitMark:
     def write(self, commit: CommitId) -> None:
         """Note the last commit in the slot that is not the newest. Raises OSError."""
         sequence = 1 if self.last is None else self.last.sequence + 1
-        mark = Mark(sequence, commit)
-        self._file.pwritev([_encode(mark)], _SLOT_PLACES[sequence % len(_SLOT_PLACES)])
-        self.last = mark
+        slot = Slot(sequence, commit)
+        self._file.pwritev([_encode(slot)], _SLOT_OFFSETS[sequence % len(_SLOT_OFFSETS)])
+        self.last = slot
 
     def sync(self) -> None:
-        """Make what was noted durable. Raises OSError."""
+        """Make the mark durable. Raises OSError."""
         self._file.fsync()
 
     def close(self) -> None:
@@ -247,20 +247,20 @@ class CommitMark:
         self._file.close()
 
 
-def _encode(mark: Mark) -> bytes:
-    life = mark.commit.life_id.encode("ascii")
-    fields = _FIELDS.pack(_MAGIC, mark.sequence, mark.commit.number, life)
+def _encode(slot: Slot) -> bytes:
+    life = slot.commit.life_id.encode("ascii")
+    fields = _FIELDS.pack(_MAGIC, slot.sequence, slot.commit.number, life)
     return fields + blake2b(fields, digest_size=_CHECKSUM_BYTES).digest()
 
 
-def _maybe_decode(slot: bytes) -> Mark | None:
-    fields, checksum = slot[: _FIELDS.size], slot[_FIELDS.size :]
-    if len(slot) < _SLOT_BYTES or blake2b(fields, digest_size=_CHECKSUM_BYTES).digest() != checksum:
+def _maybe_decode(data: bytes) -> Slot | None:
+    fields, checksum = data[: _FIELDS.size], data[_FIELDS.size :]
+    if len(data) < _SLOT_BYTES or blake2b(fields, digest_size=_CHECKSUM_BYTES).digest() != checksum:
         return None
     magic, sequence, number, life = _FIELDS.unpack(fields)
     if magic != _MAGIC:
         return None
-    return Mark(sequence, CommitId(number, life.rstrip(b"\0").decode("ascii")))
+    return Slot(sequence, CommitId(number, life.rstrip(b"\0").decode("ascii")))
 
 
 LAST_NUMBER: Final = select(last_commit.c.number)

@@ -127,7 +127,7 @@ class Leadership:
         self._term = _NONE
 
     def current(self) -> Leader:
-        """Return who led last; its term is 0 if nobody ever did."""
+        """Return the last leader; its term is 0 before the first leader."""
         with self._connected() as connection:
             return current_leader(connection)
 

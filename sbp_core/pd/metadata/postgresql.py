@@ -11,9 +11,9 @@ timeouts belong to the session, so connections through a pooler, which drops the
 Connections are made to a server that accepts writes (`target_session_attrs`). A primary that turns
 read-only is left, and the hosts of the URL are tried for the new primary.
 
-The database answers for what it stores, so there are no checksums and no mark here. The lives and
-the numbers of commits are those of SQLite: that is how a database that was restored from an earlier
-backup is noticed.
+The database answers for what it stores, so there are no checksums and no mark here. Lives and
+numbers of commits are kept as in SQLite: by them range servers notice a database that was restored
+from an earlier backup.
 
 A placement driver of a newer release migrates the tables when it starts, also while one of an older
 release leads. That raises the term, so the older one stops, and `Leadership.hold` lets no older
@@ -72,7 +72,7 @@ _LOG: Final = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S: Final = 5
 _STATEMENT_TIMEOUT_MS: Final = 30_000
 _SCHEMA_LOCK: Final = 0x5342504D
-"""Key of the advisory lock of those that make or migrate the tables."""
+"""Key of the advisory lock that is held while tables are made or migrated."""
 
 _IDLE_TIMEOUT_MS: Final = text(
     "SELECT setting::bigint FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'"
@@ -146,7 +146,7 @@ class PostgresqlDatabase(Database):
             self._begin_life()
 
     def confirm(self) -> None:
-        """Raise NotLeaderError unless what was read since the last call was the newest there is."""
+        """Raise NotLeaderError unless all reads since the last call saw the newest commit."""
         if self._is_unconfirmed:
             self._check_term(self.query(_TERM))
 
@@ -212,7 +212,7 @@ def begun(engine: Engine, url: str) -> Iterator[Connection]:
 def is_read_only(error: BaseException | None) -> bool:
     """Whether an error of the driver says that the session cannot write.
 
-    The server is a standby, perhaps one that was the primary when the session began.
+    The server is a standby, and may have been the primary when the session began.
     """
     return getattr(error, "sqlstate", None) == _READ_ONLY_STATE
 

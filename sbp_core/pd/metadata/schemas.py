@@ -43,8 +43,8 @@ class SchemaTable:
             rows = self._database.page(schemas, (version,), 1, stream_id=stream_id)
         return SchemaRecord(*rows[0]) if rows else None
 
-    def after(self, stream_id: int, version: int, count_max: int) -> list[SchemaRecord]:
-        """Return up to `count_max` versions of all streams beyond one, by stream and version."""
+    def all(self) -> list[SchemaRecord]:
+        """Return the versions of all streams, by stream and version."""
         with self._database.reading_blobs():
-            rows = self._database.page(schemas, (stream_id, version), count_max)
+            rows = self._database.rows(schemas)
         return [SchemaRecord(*row) for row in rows]

@@ -81,9 +81,9 @@ class SqliteFile(Database):
 
     @contextmanager
     def reading_blobs(self) -> Iterator[None]:
-        """Read what is longer than a page from memory, too, where it was checked.
+        """Read values that are longer than a page from memory, where they were checked.
 
-        Outside of writing transactions some versions of SQLite read the rest of it from the file.
+        Outside of writing transactions some versions of SQLite read a part of them from the file.
         """
         with self._begun():
             yield
@@ -92,7 +92,7 @@ class SqliteFile(Database):
         """Do nothing: the one process that has the file leads."""
 
     def confirm(self) -> None:
-        """Do nothing: what was read is the newest there is."""
+        """Do nothing: every read sees the newest commit."""
 
     def close(self) -> None:
         """Close the file, all of it in one place, and release the directory."""

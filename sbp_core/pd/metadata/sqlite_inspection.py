@@ -42,7 +42,7 @@ DRIVER_NAME: Final = "placement-driver"
 class Witness:
     """A range server beside the store: its folder, and what it knows of the store.
 
-    `cluster_id` is empty, and `commit` is none, if it does not know that.
+    `cluster_id` is empty, and `commit` is NO_COMMIT, if the range server does not know them.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class StoreReport:
     database: Path
     version: int = 0
     page_faults: tuple[str, ...] = ()
-    """What SQLite finds wrong: such a file cannot be used at all."""
+    """What SQLite finds wrong: a file with such faults cannot be used at all."""
     content_faults: tuple[str, ...] = ()
     """Rows that are not as they were committed."""
     history_faults: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def check_store(directory: Path, witnesses: Sequence[Witness]) -> StoreReport:
 def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMark | None:
     """Return what a stopped placement driver knows of a range server's log; None if nothing.
 
-    So it is if that server is of another cluster, too. Raises ConfigurationError as `check_store`
+    It knows nothing about servers of another cluster. Raises ConfigurationError as `check_store`
     does, and for metadata that are damaged.
     """
     found = check_store(directory, ())
@@ -160,7 +160,7 @@ def maybe_log_mark_of(directory: Path, cluster_id: str, server_id: int) -> LogMa
 
 @contextmanager
 def copied(directory: Path) -> Iterator[Path]:
-    """Keep placement drivers away, and make a copy of what is in a directory, for a while."""
+    """Yield a copy of the files in a directory, while no placement driver can use them."""
     with _locked(directory), tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         try:
@@ -293,7 +293,7 @@ def _unread(database: Path, mark: CommitMark | None) -> StoreReport:
 
 
 def _version_of(connection: sqlite3.Connection, database: Path, *, is_by_alembic: bool) -> int:
-    """Return the version of the tables; those before version 9 are not of Alembic."""
+    """Return the version of the tables; Alembic has recorded it since version 9."""
     statement = (
         "SELECT CAST(version_num AS INTEGER) FROM alembic_version"
         if is_by_alembic

@@ -62,7 +62,7 @@ def connection_on(file: sqlite3.Connection) -> Connection:
 
 
 def update_tables(file: sqlite3.Connection, version: int) -> None:
-    """Make the tables, or bring those of a version up to date; all or nothing.
+    """Make the tables, or migrate the tables of an earlier version; all or nothing.
 
     Raises sqlite3.Error.
     """

@@ -26,13 +26,13 @@ from sbp_core.pd.metadata.cursors import CursorTable
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME
 from sbp_core.pd.metadata.database import Database
 from sbp_core.pd.metadata.grants import GrantTable
-from sbp_core.pd.metadata.groups import GroupTables
+from sbp_core.pd.metadata.group_tables import GroupTables
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.schemas import SchemaTable
-from sbp_core.pd.metadata.servers import RestoreTable, ServerTables
+from sbp_core.pd.metadata.server_tables import RestoreTable, ServerTables
 from sbp_core.pd.metadata.sqlite_file import SqliteFile
-from sbp_core.pd.metadata.streams import PropertyTable, StreamTables
-from sbp_core.pd.metadata.transactions import TransactionTables
+from sbp_core.pd.metadata.stream_tables import PropertyTable, StreamTables
+from sbp_core.pd.metadata.txn_tables import TransactionTables
 
 _NO_SETTINGS: Final = CapacityLimits()
 _SHARED_SCHEMES: Final = frozenset({"postgresql", "postgres"})
@@ -128,9 +128,9 @@ T = TypeVar("T")
 class StoreThread:
     """Runs work on a store, one piece at a time: no other work comes between its calls.
 
-    `failed` ends with the reason when the store can be neither read nor written any longer. `lead`
-    returns another one, for one term, on the same thread: its work is refused when the term is
-    over, also if this placement driver leads again by then.
+    `failed` ends with the reason when the store can no longer be read or written. `lead` returns
+    another StoreThread for one term, on the same thread. Its work is refused when the term is over,
+    even if this placement driver leads again then.
     """
 
     def __init__(self, store: MetadataStore, executor: ThreadPoolExecutor) -> None:
@@ -209,7 +209,7 @@ class StoreThread:
         try:
             try:
                 return work(self._store, *args, **kwargs)
-            finally:  # an error may come from what was read, too
+            finally:  # an outdated read may have caused an error, too
                 self._store.database.confirm()
         except NotLeaderError as error:
             if self._store.database.commits_tried == commits_tried:
@@ -220,6 +220,6 @@ class StoreThread:
             ) from error
 
     async def close(self) -> None:
-        """Finish what is queued, then close the store."""
+        """Finish the queued work, then close the store."""
         await asyncio.get_running_loop().run_in_executor(self._executor, self._store.close)
         self._executor.shutdown()

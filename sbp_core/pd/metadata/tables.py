@@ -1,7 +1,7 @@
 """The tables of the metadata, declared once for both homes, SQLite and PostgreSQL.
 
-A new database gets them as they stand here. One that exists is migrated by Alembic: the scripts are
-in `migrations/versions`, and what they lead to is compared with this module by a test.
+A new database gets these tables. Alembic migrates a database that exists, by the scripts in
+`migrations/versions`. A test compares the result of the migrations with this module.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sbp_core.errors import ConfigurationError
 
 SCHEMA_VERSION: Final = 16
 """The newest version, which is the revision of the newest migration."""
-SCHEMA_VERSION_MIN: Final = 11
-"""The oldest version that is migrated: that of release 0.1.0."""
+SCHEMA_VERSION_BEFORE: Final = 11
+"""The version of release 0.1.0, which is migrated. No release had the versions between the two."""
 
 COMMON: Final = MetaData()
 """The tables of both homes."""
@@ -139,7 +139,7 @@ replicas: Final = Table(
 servers: Final = Table("servers", COMMON, _integer("server_id", is_key=True), _text("address"))
 
 draining: Final = Table("draining", COMMON, _integer("server_id", is_key=True))
-"""The range servers that are to have no ranges any more."""
+"""The range servers that are being drained."""
 
 server_secrets: Final = Table(
     "server_secrets", COMMON, _integer("server_id", is_key=True), _text("secret")
@@ -264,7 +264,7 @@ txns: Final = Table(
         postgresql_where=IS_ONE_SHOT,
     ),
 )
-"""The decisions; `subject` is whose they are, NULL where no identities were asked for."""
+"""The decisions; `subject` owns them, NULL where the server asked for no identities."""
 
 txn_parts: Final = Table(
     "txn_parts",
@@ -324,7 +324,7 @@ lives: Final = Table(
     Column("life_id", _TEXT, nullable=False, unique=True),
     _integer("first_commit"),
 )
-"""Each opening of the store to be changed: see `history`."""
+"""Each opening of the store for changes: see `history`."""
 
 last_commit: Final = Table("last_commit", COMMON, _integer("number"), Column("content", _TEXT))
 """One row: the number of the last commit, and in SQLite what all tables hold: see `checksums`."""
@@ -385,12 +385,12 @@ def create_tables(connection: Connection, own: MetaData, last_number: int = 0) -
 
 def check_version(version: object, store: str) -> int:
     """Return the version of the tables of a store. Raises ConfigurationError for unknown ones."""
-    if isinstance(version, int) and SCHEMA_VERSION_MIN <= version <= SCHEMA_VERSION:
+    if isinstance(version, int) and version in {SCHEMA_VERSION_BEFORE, SCHEMA_VERSION}:
         return version
-    is_older = isinstance(version, int) and 0 < version < SCHEMA_VERSION_MIN
+    is_older = isinstance(version, int) and 0 < version < SCHEMA_VERSION_BEFORE
     remedy = "start release 0.1.0 with it once" if is_older else "use the release that wrote it"
     raise ConfigurationError(
-        f"{store} has schema version {version!r}, this release reads {SCHEMA_VERSION_MIN} to"
+        f"{store} has schema version {version!r}, this release reads {SCHEMA_VERSION_BEFORE} and"
         f" {SCHEMA_VERSION}; {remedy}"
     )
 

@@ -12,21 +12,17 @@ from typing import Final
 from msgspec import structs
 
 from sbp_core.errors import (
-    AlreadyExistsError,
-    ConditionFailedError,
     NoRangeServerError,
     OffsetOutOfRangeError,
     SbpError,
-    invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import (
-    ChangeRefusal,
-    PropertyMismatch,
     RangeRecord,
     ServerLoad,
     StreamChange,
     StreamRecord,
+    no_stream,
     range_table,
     stream_table,
 )
@@ -36,11 +32,10 @@ from sbp_core.pd.streams.stream_operations import (
     check_stream_fields,
     checked_ack_count,
     log_missing_replicas,
-    no_stream,
     properties_of,
 )
 from sbp_core.peers.range_servers import Peers, server_addresses
-from sbp_core.properties import PROPERTIES_MAX
+from sbp_core.server.request_checks import check_number
 from sbp_core.wire.headers import (
     DescribeRangeResult,
     Stream,
@@ -49,7 +44,7 @@ from sbp_core.wire.headers import (
     TrimStreamResult,
     UpdateStreamResult,
 )
-from sbp_core.wire.status import SUCCESS, shown, status_for
+from sbp_core.wire.status import SUCCESS, status_for
 
 _UNCHANGED: Final = -1
 
@@ -75,7 +70,7 @@ def update_streams(
         if isinstance(each, StreamRecord) and _copies(each) != _copies(before[each.stream_id])
     }
     log_missing_replicas(moved.values(), placement.server_count)
-    return list(map(_updated, streams, outcomes)), list(moved)
+    return list(map(_updated, outcomes)), list(moved)
 
 
 class _ChangePlanner:
@@ -87,7 +82,7 @@ class _ChangePlanner:
         self._placement = placement
 
     def plan(self, stream: Stream) -> StreamChange | SbpError:
-        """Return the change, or why there is none: the replicas cannot be placed now."""
+        """Return the change, or the error: for example, the replicas cannot be placed now."""
         has_properties = bool(stream.properties or stream.expected_properties)
         retention_ms: int | None = stream.retention_period_ms
         if has_properties and retention_ms == _UNCHANGED:
@@ -127,33 +122,10 @@ def _copies(stream: StreamRecord) -> tuple[int, int]:
     return stream.replica_count, stream.ack_count
 
 
-def _updated(
-    asked: Stream, outcome: StreamRecord | ChangeRefusal | PropertyMismatch | SbpError
-) -> UpdateStreamResult:
-    if outcome is ChangeRefusal.NO_STREAM:
-        outcome = no_stream(asked.stream_id)
-    elif outcome is ChangeRefusal.NAME_TAKEN:
-        outcome = AlreadyExistsError.of(
-            f"another stream is named {shown(asked.name or '')}; choose another name, or rename or"
-            " delete that one first. Nothing of this stream was changed"
-        )
-    elif outcome is ChangeRefusal.TOO_MANY_PROPERTIES:
-        outcome = invalid(
-            f"stream {asked.stream_id} would have more than {PROPERTIES_MAX} properties: remove"
-            " some. Nothing of this stream was changed"
-        )
-    elif isinstance(outcome, PropertyMismatch):
-        outcome = ConditionFailedError.of(
-            f"property {outcome.key} is {_shown(outcome.current, 'not there')}, and"
-            f" {_shown(outcome.expected, 'none')} was expected. Nothing of this stream was changed"
-        )
+def _updated(outcome: StreamRecord | SbpError) -> UpdateStreamResult:
     if isinstance(outcome, SbpError):
         return UpdateStreamResult(status=status_for(outcome))
     return UpdateStreamResult(updated_stream=stream_table(outcome), status=SUCCESS)
-
-
-def _shown(value: str | None, absent: str) -> str:
-    return absent if value is None else shown(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +148,9 @@ def plan_trims(store: MetadataStore, items: Sequence[TrimmedStream]) -> list[Tri
     for item in items:
         first = store.maybe_first_range(item.stream_id)
         last = store.maybe_last_range(item.stream_id)
-        if item.trim_offset < 0:
-            error: SbpError = invalid(f"trim_offset must be 0 or more, got {item.trim_offset}")
+        try:
+            check_number("trim_offset", item.trim_offset, 0)
+        except SbpError as error:
             plans.append(TrimPlan(item, error=error))
             continue
         if first is None or last is None:

@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator, Sequence, Set
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import ConditionFailedError, SbpError, invalid
+from sbp_core.errors import SbpError, invalid
 from sbp_core.pd.groups.group_operations import refused_cursors
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import (
     NO_CURSOR,
     CursorChange,
-    CursorMismatch,
     CursorRecord,
     check_group_name,
 )
-from sbp_core.pd.streams.stream_operations import apply_accepted, check_item_count, no_stream
-from sbp_core.server.answers import cut, in_frames, in_parts
+from sbp_core.pd.streams.stream_operations import apply_accepted
+from sbp_core.server.answers import cut, in_parts, with_results
 from sbp_core.server.dispatch import Answer, ServerCall
+from sbp_core.server.request_checks import check_number
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
     CommitCursorsRequest,
@@ -33,6 +33,8 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.status import SUCCESS, status_for
 
 _ANY_OFFSET: Final = Cursor().expected_offset
+_EXPECTED: Final = {NO_CURSOR: "for no cursor", _ANY_OFFSET: "for any"}
+_NEXT: Final = {NO_CURSOR: "to forget the cursor"}
 
 
 class CursorHandlers:
@@ -45,7 +47,6 @@ class CursorHandlers:
     async def commit(self, call: ServerCall) -> Answer:
         """Set cursors of a group; they are durable when they are answered, in their order."""
         request = call.decode(CommitCursorsRequest)
-        check_item_count(len(request.cursors))
         check_group_name(request.group or "")
         results = await self._store.run(
             commit_cursors,
@@ -56,12 +57,11 @@ class CursorHandlers:
             generation=request.generation,
             subject=call.restricted_subject,
         )
-        return in_frames(results, lambda part: CommitCursorsResponse(cursors=part, status=SUCCESS))
+        return with_results(CommitCursorsResponse, results)
 
     async def describe(self, call: ServerCall) -> Answer:
         """Describe the cursors of a group, all or for some streams; without a group, the groups."""
         request = call.decode(DescribeCursorsRequest)
-        check_item_count(len(request.stream_ids))
         if request.group is not None:
             check_group_name(request.group)
         elif request.stream_ids:
@@ -98,8 +98,8 @@ def commit_cursors(
 ) -> list[Cursor]:
     """Set or forget cursors (SPEC "COMMIT_CURSORS"), all in one transaction, in their order.
 
-    Raises MemberUnknownError for one that is no member, PermissionDeniedError for one that is a
-    member of another identity, StreamNotHeldError if a member has to.
+    Raises MemberUnknownError for an unknown member, PermissionDeniedError for a member of another
+    identity, StreamNotHeldError if the group has members and the request names none.
     """
     stream_ids = [each.stream_id for each in cursors]
     refused = refused_cursors(store, group, member_id, generation, stream_ids, subject=subject)
@@ -109,22 +109,17 @@ def commit_cursors(
         planned, lambda wanted: store.cursors.commit(group, wanted, committed_at_ms)
     )
     return [
-        _committed(cursor, committed_at_ms, outcome=outcome)
+        _committed(cursor, committed_at_ms, outcome)
         for cursor, outcome in zip(cursors, outcomes, strict=True)
     ]
 
 
 def _plan(store: MetadataStore, cursor: Cursor, crowded_out: Set[int]) -> CursorChange | SbpError:
-    if cursor.expected_offset < _ANY_OFFSET:
-        return invalid(
-            f"expected_offset must be an offset, {NO_CURSOR} for no cursor, or {_ANY_OFFSET}"
-            f" for any, got {cursor.expected_offset}"
-        )
-    if cursor.next_offset < NO_CURSOR:
-        return invalid(
-            f"next_offset must be an offset, or {NO_CURSOR} to forget the cursor,"
-            f" got {cursor.next_offset}"
-        )
+    try:
+        check_number("expected_offset", cursor.expected_offset, 0, also=_EXPECTED)
+        check_number("next_offset", cursor.next_offset, 0, also=_NEXT)
+    except SbpError as error:
+        return error
     if cursor.stream_id in crowded_out:
         return store.capacity.refusal("cursors")
     expected = None if cursor.expected_offset == _ANY_OFFSET else cursor.expected_offset
@@ -142,20 +137,9 @@ def _crowded_out(store: MetadataStore, group: str, cursors: Sequence[Cursor]) ->
     return frozenset(fresh[left:])
 
 
-def _committed(
-    cursor: Cursor, committed_at_ms: int, *, outcome: bool | CursorMismatch | SbpError
-) -> Cursor:
-    if outcome is False:
-        outcome = no_stream(cursor.stream_id)
-    elif isinstance(outcome, CursorMismatch):
-        current, expected = outcome.next_offset, cursor.expected_offset
-        outcome = ConditionFailedError.of(
-            f"the cursor is {'not there' if current == NO_CURSOR else f'at {current}'}, and"
-            f" {'none' if expected == NO_CURSOR else expected} was expected; it was not changed",
-            ConditionFailedError.encode_offset(current),
-        )
-    if isinstance(outcome, SbpError):
-        return Cursor(cursor.stream_id, status=status_for(outcome))
+def _committed(cursor: Cursor, committed_at_ms: int, error: SbpError | None) -> Cursor:
+    if error is not None:
+        return Cursor(cursor.stream_id, status=status_for(error))
     if cursor.next_offset == NO_CURSOR:
         return Cursor(cursor.stream_id, status=SUCCESS)
     return Cursor(cursor.stream_id, cursor.next_offset, committed_at_ms, SUCCESS)
@@ -180,7 +164,7 @@ def list_groups_after(
 ) -> list[Cursor]:
     """Return the groups whose names come after `group`, by default one frame's worth.
 
-    Those that have members and no cursors yet have no time.
+    A group that has members and no cursors yet has no time.
     """
     times = dict.fromkeys(store.groups.names_after(group, count_max), -1)
     for each in store.cursors.groups_after(group, count_max):

@@ -21,9 +21,9 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.errors import SbpError, StatusError, ThrottledError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import Copies, RangeRecord, ServerLoad
+from sbp_core.pd.model import BEFORE_RANGES, Copies, RangeKey, RangeRecord, ServerLoad
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.sealing import Sealer
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import RangeId, SealCause, SealRangesResult, StreamRange
@@ -31,15 +31,12 @@ from sbp_core.wire.status import maybe_error
 
 _LOG: Final = logging.getLogger(__name__)
 
-_FIRST: Final = (-1, -1)
-"""Before every (stream id, range index)."""
-
 
 class FailOver:
-    """Looks for such ranges in the background, FAIL_OVER_RANGES_MAX at a time.
+    """Seals these ranges in the background, FAIL_OVER_RANGES_MAX at a time.
 
-    After the start a server that was not heard yet has a heartbeat timeout; a placement driver that
-    followed has heard them already, and gives them the usual time again.
+    After a start, a server that was not heard yet has a whole heartbeat timeout. A placement driver
+    that was a follower has heard the servers already, and gives them the usual time.
     """
 
     def __init__(
@@ -56,14 +53,14 @@ class FailOver:
         self._membership = membership
         self._sealer = sealer
         self._clock = clock
-        self._after: dict[int, tuple[int, int]] = {}
-        """By silent server: the last of its ranges that was looked at."""
+        self._after: dict[int, RangeKey] = {}
+        """Maps the id of a silent server to the last of its ranges that was looked at."""
         self._at_work: set[int] = set()
         """The streams that are being sealed."""
         self._begun: set[int] = set()
-        """The streams of which it was logged that their fail-over began."""
+        """The streams whose fail-over was logged as begun."""
         self._failures: dict[int, tuple[float, str]] = {}
-        """By stream without success so far: when that was logged, and the last reason."""
+        """Maps a stream that could not be sealed yet to when that was logged, and the reason."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -88,7 +85,7 @@ class FailOver:
     async def obstacles(self) -> dict[int, str]:
         """Return why open ranges stay on servers that are being drained, and the remedy.
 
-        By server, those left out of which the ranges move.
+        Maps server id to the reason. Servers whose ranges are moving are not in the map.
         """
         drained = await self._store.run(
             lambda store: {
@@ -245,17 +242,17 @@ class FailOver:
 def find_led_ranges(
     store: MetadataStore,
     server_ids: Sequence[int],
-    after: Mapping[int, tuple[int, int]],
+    after: Mapping[int, RangeKey],
     count_max: int,
 ) -> dict[int, list[RangeId]]:
     """Return the open replicated ranges of which these servers are the primaries, by primary.
 
-    Those behind `after`, `count_max` at most; from the first one again after the last one.
+    Return ranges behind `after`, `count_max` at most, and begin again behind the last range.
     """
     found: dict[int, list[RangeId]] = {}
     for server_id in server_ids:
         found[server_id] = store.replicated_ranges(
-            server_id, after.get(server_id, _FIRST), count_max
+            server_id, after.get(server_id, BEFORE_RANGES), count_max
         )
         count_max -= len(found[server_id])
     return found

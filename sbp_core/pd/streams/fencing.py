@@ -23,7 +23,7 @@ from sbp_core.peers.range_servers import server_addresses
 from sbp_core.replication import DIGEST_BYTES, FenceAnswer, Prefix, answers_needed, decided_end
 from sbp_core.wire.headers import SealRangesResult, StreamRange
 
-_UNREACHABLE: Final = (TransportError, DeadlineExceededError)
+UNREACHABLE: Final = (TransportError, DeadlineExceededError)
 
 
 class Fence:
@@ -67,7 +67,7 @@ class Fence:
         return {
             self._server_ids[address]
             for address, error in self._errors.items()
-            if self.is_replicated and isinstance(error, _UNREACHABLE)
+            if self.is_replicated and isinstance(error, UNREACHABLE)
         }
 
     def add(self, address: str, answer: SealRangesResult | SbpError) -> None:

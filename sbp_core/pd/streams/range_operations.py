@@ -17,13 +17,12 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.pd.model import NO_SEQ, RangeRecord, SealedRange, ServerLoad, range_table
+from sbp_core.pd.model import NO_SEQ, RangeRecord, SealedRange, ServerLoad, no_stream, range_table
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.streams.stream_operations import no_stream
 from sbp_core.wire.headers import RangeId, StreamRange
 
 Opened = dict[int, StreamRange | SbpError]
-"""By stream id: the writable range, or why there is none."""
+"""Maps stream id to the writable range, or to the error."""
 
 Targets = Mapping[int, Sequence[int]]
 """By stream id: the servers of its next range, the primary first."""

@@ -18,11 +18,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.errors import SbpError
-from sbp_core.log.states.range_states import RangeKey
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import NO_SEQ, RangeRecord, RangeServerRecord, ServerLoad, range_table
+from sbp_core.pd.model import (
+    BEFORE_RANGES,
+    NO_SEQ,
+    RangeKey,
+    RangeRecord,
+    RangeServerRecord,
+    ServerLoad,
+    range_table,
+)
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.sealing import RangeAnnouncer
 from sbp_core.peers.range_servers import Peers, by_address
 from sbp_core.server.runtime import Clock, cancel_all
@@ -31,8 +38,6 @@ from sbp_core.wording import listed
 
 _LOG: Final = logging.getLogger(__name__)
 
-_FIRST: Final = (-1, -1)
-"""Before every (stream id, range index)."""
 _INTERVAL_MS: Final = 1_000
 """Pause between looks."""
 _COPIED_MAX: Final = 16
@@ -47,7 +52,7 @@ _PATIENCE_MS: Final = 600_000
 class Incomplete:
     """A sealed range, how many replicas it is to have, and the server that may get one more.
 
-    The `kept` members are those that are not lost; `others` are no members, and not lost either.
+    `kept` are the members that are not lost; `others` are servers that are no members and not lost.
     """
 
     record: RangeRecord
@@ -59,21 +64,18 @@ class Incomplete:
     @property
     def key(self) -> RangeKey:
         """Its stream and index."""
-        return self.record.stream_id, self.record.range_index
+        return self.record.key
 
     @property
     def can_be_changed(self) -> bool:
-        """Whether it can get a member that it lacks, or do without one that is lost."""
+        """Whether the range can get a missing member, or do without a lost member."""
         if len(self.kept) < self.wanted_count:
             return self.newcomer is not None
         return len(self.kept) < len(self.record.server_ids)
 
 
 class Repair:
-    """Looks for such ranges in the background; _COPIED_MAX are copied at a time.
-
-    They are of different streams.
-    """
+    """Replaces members in the background, in _COPIED_MAX ranges of different streams at a time."""
 
     def __init__(
         self,
@@ -91,14 +93,14 @@ class Repair:
         self._announcer = announcer
         self._clock = clock
         self._replace_after_ms = replace_after_ms
-        self._after = _FIRST
+        self._after = BEFORE_RANGES
         self._copied: dict[RangeKey, float] = {}
         """The ranges that are being copied, and since when."""
         self._live: frozenset[int] = frozenset()
         self._set_aside: set[RangeKey] = set()
         """The ranges that wait for a server that is not among the `_live` ones."""
         self._blocked: dict[int, Incomplete] = {}
-        """By server that is being drained: a range that cannot be copied from there now."""
+        """Maps a server that is being drained to a range that cannot be copied from there now."""
         self._obstacles: dict[int, str] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -119,7 +121,7 @@ class Repair:
     def obstacles(self) -> dict[int, str]:
         """Return why sealed ranges stay on servers that are being drained, and the remedy.
 
-        By server, those left out of which the ranges move. As it was at the last look.
+        Maps server id to the reason at the last look. Servers whose ranges move are not in the map.
         """
         draining = self._membership.draining
         return {each: text for each, text in self._obstacles.items() if each in draining}
@@ -161,7 +163,7 @@ class Repair:
             await self._go_on(each, settled[each.key])
 
     async def _go_on(self, each: Incomplete, settled: set[int]) -> None:
-        """Add a member to a range that lacks one, or take the lost ones off one that lacks none."""
+        """Add a member to a range that lacks a member; else remove the lost members."""
         lacks_one = len(each.kept) < each.wanted_count
         if lacks_one and each.newcomer is not None and settled:
             await self._add(each, each.newcomer)
@@ -187,9 +189,7 @@ class Repair:
             )
             if self._membership.is_live(server)
         )
-        settled: dict[RangeKey, set[int]] = {
-            (each.stream_id, each.range_index): set() for each in ranges
-        }
+        settled: dict[RangeKey, set[int]] = {each.key: set() for each in ranges}
 
         async def ask(address: str, items: Sequence[tuple[int, RangeRecord]]) -> None:
             tables = [range_table(record, addresses) for _, record in items]
@@ -199,7 +199,7 @@ class Repair:
                 if isinstance(answer, SbpError) or answer.stream_range is None:
                     continue
                 if answer.stream_range.end_offset == record.end_offset:
-                    settled[record.stream_id, record.range_index].add(server_id)
+                    settled[record.key].add(server_id)
 
         await asyncio.gather(*(ask(*each) for each in asked.items()))
         return settled
@@ -262,7 +262,7 @@ class Repair:
         )
 
     def _find_copied(self, store: MetadataStore, servers: Sequence[ServerLoad]) -> list[Incomplete]:
-        """Return the ranges that are being copied, those that still exist."""
+        """Return the ranges that are being copied and still exist."""
         found = (store.maybe_range(*key) for key in self._copied)
         return self._with_newcomers(store, [each for each in found if each is not None], servers)
 
@@ -279,11 +279,11 @@ class Repair:
         until enough servers have it.
         """
         page = store.sealed_replicated_ranges(self._after, _SCANNED_MAX)
-        if self._after == _FIRST:
+        if self._after == BEFORE_RANGES:
             self._blocked = {}
-        self._after = _FIRST
+        self._after = BEFORE_RANGES
         if len(page) == _SCANNED_MAX:
-            self._after = (page[-1].stream_id, page[-1].range_index)
+            self._after = page[-1].key
         found: dict[int, Incomplete] = {}
         for each in self._with_newcomers(store, page, servers):
             if not each.can_be_changed or each.key in self._set_aside:

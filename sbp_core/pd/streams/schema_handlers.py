@@ -20,8 +20,7 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import SchemaRecord
-from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
+from sbp_core.pd.model import SchemaRecord, no_stream
 from sbp_core.records.evolution import check_evolution
 from sbp_core.records.stream_schema import decode_stream_schema
 from sbp_core.server.answers import in_parts
@@ -51,7 +50,6 @@ class SchemaHandlers:
     async def register(self, call: ServerCall) -> Answer:
         """Add versions to schemas; they are durable when they are answered, in their order."""
         request = call.decode(RegisterSchemasRequest)
-        check_item_count(len(request.schemas))
         return in_parts(
             self._registered(request.schemas),
             lambda part: RegisterSchemasResponse(schemas=part, status=SUCCESS),
@@ -66,7 +64,6 @@ class SchemaHandlers:
     async def describe(self, call: ServerCall) -> Answer:
         """Describe the versions of the schemas of streams, all or the newest ones."""
         request = call.decode(DescribeSchemasRequest)
-        check_item_count(len(request.stream_ids))
         return in_parts(
             self._described(request),
             lambda part: DescribeSchemasResponse(schemas=part, status=SUCCESS),
@@ -75,10 +72,10 @@ class SchemaHandlers:
     async def _described(
         self, request: DescribeSchemasRequest
     ) -> AsyncIterator[tuple[SchemaEntry, ...]]:
-        place: Place | None = Place() if request.stream_ids else None
-        while place is not None:
-            entries, place = await self._store.run(
-                describe_schemas, request.stream_ids, place, newest_only=request.newest_only
+        cursor: SchemaCursor | None = SchemaCursor() if request.stream_ids else None
+        while cursor is not None:
+            entries, cursor = await self._store.run(
+                describe_schemas, request.stream_ids, cursor, newest_only=request.newest_only
             )
             yield tuple(entries)
 
@@ -146,7 +143,7 @@ def _successor(
     )
 
 
-class Place(NamedTuple):
+class SchemaCursor(NamedTuple):
     """How far an answer to DESCRIBE_SCHEMAS is: the current stream, and its last version sent."""
 
     stream_index: int = 0
@@ -156,18 +153,18 @@ class Place(NamedTuple):
 def describe_schemas(
     store: MetadataStore,
     stream_ids: Sequence[int],
-    place: Place,
+    cursor: SchemaCursor,
     *,
     newest_only: bool,
     results_max: int = limits.RESULTS_PER_FRAME,
-) -> tuple[list[SchemaEntry], Place | None]:
-    """Describe the schemas of streams (SPEC "DESCRIBE_SCHEMAS") from `place`, one frame's worth.
+) -> tuple[list[SchemaEntry], SchemaCursor | None]:
+    """Describe the schemas of streams (SPEC "DESCRIBE_SCHEMAS") from `cursor`, one frame's worth.
 
     Returns where to continue, None at the end.
     """
     entries = []
     weight = 0
-    index, version = place
+    index, version = cursor
     while index < len(stream_ids) and weight < results_max:
         stream_id = stream_ids[index]
         found = (
@@ -182,7 +179,7 @@ def describe_schemas(
             index, version = index + 1, _NO_VERSION
         else:
             version = found.version
-    return entries, Place(index, version) if index < len(stream_ids) else None
+    return entries, SchemaCursor(index, version) if index < len(stream_ids) else None
 
 
 def _described(store: MetadataStore, stream_id: int, found: SchemaRecord | None) -> SchemaEntry:

@@ -3,10 +3,11 @@
 The range servers make it safe: they seal durably and answer where the range ends; only then the
 end is stored, once, and a new range opened there. A seal goes on when its caller disconnects: a
 stream must not be left without a range to write to. Each step may be repeated, so the next seal
-finishes one that was interrupted by a restart.
+finishes a seal that a restart interrupted.
 
-A server that is not heard, or that a client does not reach, may be alive. So it is asked before its
-ranges end (SPEC "SEAL_RANGE"): a range that is open there, and led by it, goes on.
+A server that sends no heartbeat, or that a client does not reach, may be alive. So the placement
+driver asks the server before it ends a range (SPEC "SEAL_RANGE"): a range that is open there, and
+that the server leads, goes on.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.errors import DeadlineExceededError, SbpError, ThrottledError, TransportError
+from sbp_core.errors import SbpError, ThrottledError
 from sbp_core.pd.metadata.store import StoreThread
 from sbp_core.pd.model import SealedRange, ServerLoad
-from sbp_core.pd.range_servers import Membership
-from sbp_core.pd.streams.fencing import Fence
+from sbp_core.pd.server_membership import Membership
+from sbp_core.pd.streams.fencing import UNREACHABLE, Fence
 from sbp_core.pd.streams.range_operations import (
     NO_TARGETS,
     Opened,
@@ -43,10 +44,9 @@ from sbp_core.wire.status import SUCCESS, status_for
 
 _LOG: Final = logging.getLogger(__name__)
 
-_UNREACHABLE: Final = (TransportError, DeadlineExceededError)
 SEAL_BACKOFF_MS: Final = 1_000
 SEAL_BACKOFF_MS_MAX: Final = 60_000
-"""The first and the longest pause between ranges of a stream that end for want of a replica."""
+"""The first and the longest pause between ranges of a stream that end as a replica is lacking."""
 _LOOKS: Final = 3
 """Intervals of heartbeats in which a server that sends these has to answer."""
 _PRIMARY_FIRST_SECONDS: Final = 1.0
@@ -108,8 +108,8 @@ class Primaries:
     async def _ask(self, server_id: int, address: str, led: Sequence[StreamRange]) -> set[int]:
         """Return the streams of which a server says that it leads the range.
 
-        It has the time between two heartbeats for that, or three times as long if one comes. One
-        that does not answer gets no new ranges.
+        The server has the time between two heartbeats for its answer, or three times as long if a
+        heartbeat comes. A server that does not answer gets no new ranges.
         """
         began = self._clock.monotonic()
         call = asyncio.create_task(self._peers.describe_at(address, led))
@@ -121,7 +121,7 @@ class Primaries:
             answers = call.result() if call.done() else {}
         finally:
             await cancel_all([call])
-        if any(not isinstance(each, _UNREACHABLE) for each in answers.values()):
+        if any(not isinstance(each, UNREACHABLE) for each in answers.values()):
             self._membership.note_answer(server_id)
         else:
             self._membership.suspect([server_id])
@@ -195,7 +195,7 @@ class Sealer:
         on_begin: Callable[[Sequence[RangeId]], None] = lambda _: None,
         targets: Targets = NO_TARGETS,
     ) -> list[SealRangesResult]:
-        """Seal ranges; return each stream's new writable range, or why there is none.
+        """Seal ranges; return each stream's new writable range, or the error.
 
         In the order of `items`. New ranges are announced to their servers in the background.
 
@@ -354,7 +354,7 @@ class Sealer:
     ) -> Opened:
         """Store decided ends and open the next ranges, on servers that are likely to be alive.
 
-        If none is any more, those that were `planned` with are used: a stream needs a range.
+        If no server is alive any longer, the `planned` servers are used: a stream needs a range.
         """
         silent = {each for fence in fences.values() for each in fence.silent_ids}
         unreachable = {each for fence in fences.values() for each in fence.unreachable_ids}

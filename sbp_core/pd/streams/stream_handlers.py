@@ -23,33 +23,32 @@ from sbp_core.errors import (
     StatusError,
     invalid,
 )
-from sbp_core.pd.backups.cut import CutTaker
-from sbp_core.pd.backups.restore import Restorer
+from sbp_core.pd.backups.cut_handlers import CutTaker
+from sbp_core.pd.backups.restore_handlers import Restorer
+from sbp_core.pd.driver_metrics import Observation
 from sbp_core.pd.grant_handlers import GrantHandlers, StoredRights
 from sbp_core.pd.groups.group_handlers import GroupHandlers
 from sbp_core.pd.log_marks import NO_POSITION, LogMarks, maybe_log_mark
 from sbp_core.pd.metadata.history import NO_COMMIT, CommitId, is_life_id
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import ServerLoad
-from sbp_core.pd.observing import Observation
-from sbp_core.pd.range_servers import Joining, Membership, log_missing_servers
 from sbp_core.pd.server_handlers import ServerHandlers
+from sbp_core.pd.server_membership import Joining, Membership, log_missing_servers
 from sbp_core.pd.streams import change_operations as changes
 from sbp_core.pd.streams import stream_operations as operations
 from sbp_core.pd.streams.change_operations import Trimmer
 from sbp_core.pd.streams.cursor_handlers import CursorHandlers
 from sbp_core.pd.streams.fail_over import FailOver
-from sbp_core.pd.streams.range_handlers import RangeHandlers
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.schema_handlers import SchemaHandlers
+from sbp_core.pd.streams.seal_handlers import RangeHandlers
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
-from sbp_core.pd.streams.stream_operations import check_item_count
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.txn_handlers import TxnHandlers
 from sbp_core.peers.links import Links, Secrets
 from sbp_core.peers.range_servers import Peers
-from sbp_core.server.answers import in_frames, in_parts
+from sbp_core.server.answers import in_parts, with_results
 from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.guard import Guard
 from sbp_core.server.runtime import Clock, cancel_all
@@ -260,8 +259,8 @@ class PlacementDriverHandlers:
     async def _check_history(self, request: HeartbeatRequest, standing: Standing) -> CommitId:
         """Return the store's last commit.
 
-        Raises StatusError if a commit is missing that a server knows; only one that proved its id
-        is believed.
+        Raises StatusError if the store lacks a commit that a server knows, which counts only if the
+        server proved its id.
         """
         claimed = NO_COMMIT
         server, life_id = request.range_server, request.store_life
@@ -319,7 +318,6 @@ class PlacementDriverHandlers:
     async def create_streams(self, call: ServerCall) -> Answer:
         """SPEC "CREATE_STREAMS": results in the order of the request."""
         request = call.decode(CreateStreamsRequest)
-        check_item_count(len(request.streams))
         results = await self._store.run(
             operations.create_streams,
             request.streams,
@@ -329,43 +327,33 @@ class PlacementDriverHandlers:
         self._announcer.announce(
             result.stream_range for result in results if result.stream_range is not None
         )
-        return in_frames(
-            results, lambda part: CreateStreamsResponse(create_responses=part, status=SUCCESS)
-        )
+        return with_results(CreateStreamsResponse, results)
 
     async def delete_streams(self, call: ServerCall) -> Answer:
         """SPEC "DELETE_STREAMS": results in the order of the request."""
         request = call.decode(DeleteStreamsRequest)
-        check_item_count(len(request.streams))
         results = await self._store.run(operations.delete_streams, request.streams)
-        return in_frames(
-            results, lambda part: DeleteStreamsResponse(delete_responses=part, status=SUCCESS)
-        )
+        return with_results(DeleteStreamsResponse, results)
 
     async def update_streams(self, call: ServerCall) -> Answer:
         """SPEC "UPDATE_STREAMS": results in the order of the request."""
         request = call.decode(UpdateStreamsRequest)
-        check_item_count(len(request.streams))
         results, moved = await self._store.run(
             changes.update_streams, request.streams, self._membership.live_servers()
         )
         await self._fail_over.renew(moved)
-        return in_frames(
-            results, lambda part: UpdateStreamsResponse(update_responses=part, status=SUCCESS)
-        )
+        return with_results(UpdateStreamsResponse, results)
 
     async def trim_streams(self, call: ServerCall) -> Answer:
         """SPEC "TRIM_STREAMS": the smallest remaining ranges, in the order of the request."""
         request = call.decode(TrimStreamsRequest)
-        check_item_count(len(request.trimmed_streams))
         results = await self._trimmer.trim(request.trimmed_streams)
-        return in_frames(results, lambda part: TrimStreamsResponse(streams=part, status=SUCCESS))
+        return with_results(TrimStreamsResponse, results)
 
     async def describe_streams(self, call: ServerCall) -> Answer:
         """SPEC "DESCRIBE_STREAMS": results by id, then by name, or all streams by id."""
         request = call.decode(DescribeStreamsRequest)
         asked = len(request.stream_ids) + len(request.names)
-        check_item_count(asked)
         if request.all_streams and (asked or request.with_properties):
             raise invalid("all_streams goes without stream_ids, names and with_properties")
         return in_parts(
@@ -394,7 +382,6 @@ class PlacementDriverHandlers:
         """
         request = call.decode(ListRangesRequest)
         owners = request.range_owners
-        check_item_count(len(owners))
         revision, commit, lacks_commit, changed = await self._store.run(_standing, request)
         if revision == request.since_revision:
             owners = ()

@@ -18,18 +18,22 @@ from sbp_core.errors import AlreadyExistsError, NotFoundError, SbpError, StatusE
 from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.metadata.store import MetadataStore
 from sbp_core.pd.model import (
+    BEFORE_RANGES,
     NO_PROPERTIES,
     NewStream,
+    RangeKey,
     RangeRecord,
     ServerLoad,
     StreamRecord,
     check_stream_name,
+    no_stream,
     range_table,
     server_table,
     stream_table,
 )
 from sbp_core.pd.placement import Placement
 from sbp_core.properties import PROPERTIES_MAX, checked_properties
+from sbp_core.server.request_checks import NOT_GIVEN, check_number
 from sbp_core.wire.headers import (
     CreateStreamResult,
     DeleteStreamResult,
@@ -49,9 +53,6 @@ R = TypeVar("R")
 
 _UNSET = -1
 """The default of the wire schema: the peer did not set the id."""
-
-_FIRST = (-1, -1)
-"""Before every (stream id, range index)."""
 
 
 def create_streams(
@@ -150,21 +151,9 @@ def _new_properties(stream: Stream) -> dict[str, str]:
 
 def check_stream_fields(stream: Stream) -> None:
     """Raise InvalidRequestError for fields that no stream can have; defaults may be left out."""
-    if not 0 <= stream.replica_nums <= limits.REPLICAS_MAX:
-        raise invalid(
-            f"replica_nums must be 1 to {limits.REPLICAS_MAX}, or 0 (not given), got"
-            f" {stream.replica_nums}"
-        )
-    if stream.retention_period_ms < 0:
-        raise invalid(
-            "retention_period_ms must be 0 (keep for ever) or more,"
-            f" got {stream.retention_period_ms}"
-        )
-    if stream.retention_bytes < -1:
-        raise invalid(
-            "retention_bytes must be 0 (no limit) or more, or -1 (not given),"
-            f" got {stream.retention_bytes}"
-        )
+    check_number("replica_nums", stream.replica_nums, 1, limits.REPLICAS_MAX, also={0: NOT_GIVEN})
+    check_number("retention_period_ms", stream.retention_period_ms, 0)
+    check_number("retention_bytes", stream.retention_bytes, 0, also={-1: NOT_GIVEN})
     if stream.name is not None:
         check_stream_name(stream.name)
 
@@ -174,11 +163,7 @@ def checked_ack_count(ack_count: int, replica_count: int) -> int:
 
     Raises InvalidRequestError if there are not as many.
     """
-    if not 0 <= ack_count <= replica_count:
-        raise invalid(
-            f"ack_count must be 1 to replica_nums = {replica_count}, or 0 (not given), got"
-            f" {ack_count}"
-        )
+    check_number("ack_count", ack_count, 1, replica_count, also={0: NOT_GIVEN})
     return ack_count or replica_count // 2 + 1
 
 
@@ -246,7 +231,7 @@ class ListCursor:
     """How far an answer to LIST_RANGES is: the current owner, and its last range sent."""
 
     owner_index: int = 0
-    after: tuple[int, int] = _FIRST
+    after: RangeKey = BEFORE_RANGES
 
 
 def list_ranges(
@@ -290,9 +275,9 @@ def list_ranges(
         results.append(result)
         if len(found) > room:
             last = found[room - 1]
-            return results, ListCursor(owner_index, (last.stream_id, last.range_index))
+            return results, ListCursor(owner_index, last.key)
         room -= len(found) + 1 + weight
-        owner_index, after = owner_index + 1, _FIRST
+        owner_index, after = owner_index + 1, BEFORE_RANGES
     return results, ListCursor(owner_index) if owner_index < len(owners) else None
 
 
@@ -318,7 +303,7 @@ def _ranges_ahead(
 def _ranges_of(
     store: MetadataStore,
     owner: RangeCriteria,
-    after: tuple[int, int],
+    after: RangeKey,
     count_max: int,
     ahead: Mapping[int, list[RangeRecord]],
 ) -> list[RangeRecord]:
@@ -327,23 +312,9 @@ def _ranges_of(
     server_id = server.server_id if server and server.server_id != _UNSET else None
     if stream_id is None and server_id is None:
         raise invalid("a range owner names neither a stream nor a range server; set one or both")
-    if server is None and after == _FIRST and owner.stream_id in ahead:
+    if server is None and after == BEFORE_RANGES and owner.stream_id in ahead:
         return ahead[owner.stream_id][:count_max]
     found = store.ranges_after(after, count_max, stream_id=stream_id, server_id=server_id)
     if not found and stream_id is not None and store.maybe_stream(stream_id) is None:
         raise no_stream(stream_id)
     return found
-
-
-def check_item_count(count: int) -> None:
-    """Raise InvalidRequestError when a request has more than STREAMS_PER_REQUEST_MAX items."""
-    if count > limits.STREAMS_PER_REQUEST_MAX:
-        raise invalid(
-            f"the request has {count} items, and at most {limits.STREAMS_PER_REQUEST_MAX} are"
-            " accepted; split it"
-        )
-
-
-def no_stream(stream_id: int) -> NotFoundError:
-    """Return the error for a stream that does not exist."""
-    return NotFoundError.of(f"stream {stream_id} does not exist (or was deleted)")

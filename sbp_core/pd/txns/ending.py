@@ -11,27 +11,22 @@ from typing import Final, Generic, TypeVar
 from sbp_core import limits
 from sbp_core.client import TxnPart
 from sbp_core.errors import (
-    DeadlineExceededError,
     NoRangeServerError,
     RangeSealedError,
     SbpError,
-    TransportError,
     TxnEndedError,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import range_table
+from sbp_core.pd.model import RangeKey, range_table
+from sbp_core.pd.streams.fencing import UNREACHABLE
+from sbp_core.pd.txns.decisions import Part
 from sbp_core.pd.txns.publications import Publication, PublicationInput
-from sbp_core.pd.txns.transactions import Part
 from sbp_core.peers.range_servers import Peers, by_address, server_addresses
 from sbp_core.peers.transactions import Ended, TxnEnd
 from sbp_core.server.runtime import cancel_all
 
 _LOG: Final = logging.getLogger(__name__)
 
-RangeKey = tuple[int, int]
-"""(stream id, range index)."""
-
-_UNANSWERED: Final = (TransportError, DeadlineExceededError)
 _UNDECIDED: Final = {None, PublicationInput.FAULT}
 """Inputs that another replica may not give."""
 
@@ -74,7 +69,7 @@ class Combiner(Generic[T, R]):
                 del self._waiting[: self._count_max]
                 try:
                     results = await self._work([item for item, _ in batch])
-                except Exception as error:  # noqa: BLE001 - raised by those that wait
+                except Exception as error:  # noqa: BLE001 - raised in the callers that wait
                     for _, future in batch:
                         if not future.done():
                             future.set_exception(error)
@@ -213,12 +208,12 @@ class RangeServers:
                 errors.append(error)
             else:
                 return
-        raise next((each for each in errors if isinstance(each, _UNANSWERED)), errors[0])
+        raise next((each for each in errors if isinstance(each, UNREACHABLE)), errors[0])
 
     def drop(self, parts: Iterable[Part]) -> None:
-        """Let servers drop what is staged, in the background, unless too many tasks do that.
+        """Ask servers to drop staged batches, in the background, unless too many tasks do that.
 
-        Best effort: servers find the rest themselves.
+        Best effort: servers find dead batches themselves, too.
         """
         ids: dict[RangeKey, list[str]] = {}
         for part in parts:

@@ -24,7 +24,7 @@ from sbp_core.errors import (
     TxnEndedError,
     TxnIncompleteError,
 )
-from sbp_core.pd.txns.transactions import Part
+from sbp_core.pd.txns.decisions import Part
 from sbp_core.session.states import Machine, row
 from sbp_core.wire.txn_id import copy_of
 
@@ -139,7 +139,7 @@ class Publication:
 
     @property
     def remains(self) -> tuple[Part, ...]:
-        """The parts that may still be staged once it is given up: also those in its range."""
+        """The parts that may still be staged once it is given up, also in its own range."""
         return self._places(self.parts, self.range_index + 1)
 
     def id_here(self, part: Part) -> str:

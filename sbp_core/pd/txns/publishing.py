@@ -23,6 +23,7 @@ from sbp_core import limits
 from sbp_core.errors import RequestTimeoutError, SbpError, ShuttingDownError, StoreUnavailableError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.streams.sealing import Sealer
+from sbp_core.pd.txns.decisions import Decision, Manifest, Part, TxnRecord
 from sbp_core.pd.txns.ending import Combiner, RangeServers, Route
 from sbp_core.pd.txns.publications import (
     Publication,
@@ -30,7 +31,6 @@ from sbp_core.pd.txns.publications import (
     PublicationState,
     publications_of,
 )
-from sbp_core.pd.txns.transactions import Decision, Manifest, Part, TxnRecord
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import RangeId
 from sbp_core.wire.status import check_status
@@ -85,7 +85,7 @@ class OpenDecisions:
         self._are_over.set()
 
     def add(self, txn: TxnRecord) -> None:
-        """Add a decision that is to be published."""
+        """Add a decision that the publisher begins to publish."""
         hidden_in = {part.stream_id for part in txn.parts}
         self._open[txn.txn_number] = _Open(hidden_in, txn.given_up, txn.decided_at_ms)
         self._are_over.clear()
@@ -179,7 +179,7 @@ class GiveUpRequests:
         self._answers = set()
 
     async def pause(self, seconds: float) -> None:
-        """Wait, at most until somebody asks."""
+        """Wait, at most until a call asks to give the publication up."""
         self._is_asked.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -228,7 +228,7 @@ class _Hold:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Let nobody pass in the body, which begins when nobody is passing any longer."""
+        """Wait until all callers have passed, and let none pass in the body."""
         async with self._has_changed:
             await self._has_changed.wait_for(lambda: not self._is_held)
             self._is_held = True
@@ -246,7 +246,7 @@ class _Hold:
 
 
 class Publisher:
-    """Publishes what was committed, in the background."""
+    """Publishes committed batches in the background."""
 
     def __init__(
         self, store: StoreThread, servers: RangeServers, sealer: Sealer, clock: Clock
@@ -270,12 +270,12 @@ class Publisher:
         self._hold = _Hold()
 
     async def start(self) -> None:
-        """Continue with what was not published when the last placement driver ended."""
+        """Continue with the decisions that the last placement driver did not publish."""
         self._loop = asyncio.get_running_loop()
         await self._store.run(self._catch_up)
 
     async def stop(self) -> None:
-        """Leave the rest to the next start; all waiting calls end."""
+        """Stop; the next start continues. All waiting calls end."""
         self._is_stopped = True
         self.open_decisions.stop()
         for queue in self._queues.values():
@@ -309,7 +309,7 @@ class Publisher:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Make no decision in the body, and publish before it what was decided.
+        """Make no decision in the body, and publish all earlier decisions before it.
 
         A decision that an error hid may still be in the store: look there. Waits without end.
         """
@@ -365,7 +365,7 @@ class Publisher:
     async def give_up(self, txn: TxnRecord, timeout_ms: float) -> dict[int, Reason]:
         """Give up what a decision has in the streams whose range servers have lost some of it.
 
-        Return why the rest is not given up, by stream: parts that can be published are published.
+        Return why the other parts are not given up, by stream: they are published if possible.
         """
         stream_ids = dict.fromkeys(part.stream_id for part in txn.parts)
         reasons = await asyncio.gather(

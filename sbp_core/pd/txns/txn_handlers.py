@@ -1,6 +1,6 @@
 """COMMIT_TXN and DESCRIBE_TXNS: deciding transactions, and describing the decisions.
 
-SPEC "COMMIT_TXN", "DESCRIBE_TXNS". The rules are in transactions.py; publishing.py makes committed
+SPEC "COMMIT_TXN", "DESCRIBE_TXNS". The rules are in decisions.py; publishing.py makes committed
 batches visible while the call waits.
 """
 
@@ -23,10 +23,7 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.streams.stream_operations import check_item_count
-from sbp_core.pd.txns.ending import RangeServers
-from sbp_core.pd.txns.publishing import STOPPING, UNANSWERED, Progress, Publisher, Reason
-from sbp_core.pd.txns.transactions import (
+from sbp_core.pd.txns.decisions import (
     AbortedTxn,
     Manifest,
     Part,
@@ -35,6 +32,8 @@ from sbp_core.pd.txns.transactions import (
     check_manifest,
     check_owner,
 )
+from sbp_core.pd.txns.ending import RangeServers
+from sbp_core.pd.txns.publishing import STOPPING, UNANSWERED, Progress, Publisher, Reason
 from sbp_core.server.answers import in_frames, in_parts
 from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock
@@ -60,7 +59,7 @@ _WAIT_SHARE: Final = 0.75
 """Share of the caller's timeout to wait for publication; the rest is for the answer."""
 
 _FORGOTTEN: Final = Progress(is_published=True, given_up=())
-"""The progress of a decision that is older than those that are kept."""
+"""The progress of a decision that is forgotten, which happens once it is published."""
 
 
 class TxnHandlers:
@@ -83,7 +82,6 @@ class TxnHandlers:
     async def commit(self, call: ServerCall) -> Answer:
         """SPEC "COMMIT_TXN": commit a batch, give up its lost records, or abort transactions."""
         request = call.decode(CommitTxnRequest)
-        check_item_count(len(request.parts))
         if request.staged and not request.commit:
             raise invalid("`staged` is for commits: give up transactions by `parts`")
         if request.give_up:
@@ -142,7 +140,7 @@ class TxnHandlers:
         return _decision_answer(txn, progress, is_replay=True, message=message)
 
     async def _decided(self, producer: str, batch_number: int, batch: str) -> TxnRecord | None:
-        """Return what was decided, None if that is forgotten. Raises NotFoundError if nothing."""
+        """Return the decision, None if it is forgotten. Raises NotFoundError without a decision."""
         decision = await self._store.run(
             lambda store: store.transactions.maybe_decided(producer, batch_number)
         )
@@ -151,7 +149,7 @@ class TxnHandlers:
         return decision.txn
 
     async def _abort(self, call: ServerCall, parts: tuple[Part, ...]) -> Answer:
-        """Abort transactions, so that nobody commits them any more; drop what they staged."""
+        """Abort transactions, so that no client can commit them; drop their staged batches."""
         for part in parts:
             if not is_txn_id(part.txn_id):
                 raise invalid(

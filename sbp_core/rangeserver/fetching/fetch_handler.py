@@ -25,7 +25,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.errors import invalid
 from sbp_core.log.durable_log import Log
 from sbp_core.rangeserver.bounds import DEFAULT_BOUNDS, Bounds
 from sbp_core.rangeserver.fetching.batch_finder import (
@@ -121,12 +120,6 @@ class _Fetch:
         self._shared = shared
         self._call = call
         self._began_at = began_at
-        item_count = len(request.fetch_requests)
-        if item_count > limits.STREAMS_PER_REQUEST_MAX:
-            raise invalid(
-                f"a FETCH has {limits.STREAMS_PER_REQUEST_MAX} requests at most, got {item_count};"
-                " send several"
-            )
         batch_bytes_max = call.agreement.sizes.batch_bytes
         self._waiting: Sequence[Item] = [
             item_of(info, batch_bytes_max) for info in request.fetch_requests

@@ -17,11 +17,11 @@ from sbp_core.wire.checksum import Buffer
 
 
 class Encoding:
-    """One form of the bodies of record batches; this class itself is one that is not known.
+    """One form of the bodies of record batches; this class itself stands for unknown encodings.
 
-    `name` is the name in envelopes. If it `is_message`, a body is one Arrow message, and small ones
-    are decoded together. If it `is_typed`, a body has the columns of a schema of the stream, and
-    those of ROWS_SCHEMA if not.
+    `name` is the name in envelopes. If it `is_message`, a body is one Arrow message, and small
+    bodies are decoded together. If it `is_typed`, a body has the columns of a schema of the stream,
+    else the columns of ROWS_SCHEMA.
     """
 
     name: ClassVar[str | None] = ""
@@ -42,8 +42,8 @@ class Encoding:
     def decode(self, envelope: Envelope) -> pa.RecordBatch:
         """Return the records in ROWS_SCHEMA, fully validated.
 
-        Raises DamagedBatchError, also for an encoding that is not known, and RecordBatchError for
-        one that is typed.
+        Raises DamagedBatchError, also for an unknown encoding, and RecordBatchError for a typed
+        encoding.
         """
         raise envelope.damage(
             f'it names encoding {envelope.encoding!r}; this version reads "rows". Read the stream'

@@ -62,7 +62,7 @@ class _ReadReference(NamedTuple):
 class _ReadingPlan:
     """How to read the tables of one vtable.
 
-    `fields` are those that the table has, each behind its place in it, from front to back.
+    `fields` are the fields that the table has, each with its place in the table, front to back.
     `unpack` gives what the table holds; `arrange` puts that, with the defaults of all fields after
     it, in the order of the struct.
     """

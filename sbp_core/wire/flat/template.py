@@ -1,4 +1,4 @@
-"""Buffers that are laid out like one that was verified already: only their contents differ.
+"""Buffers with the layout of a buffer that was verified before: only their contents differ.
 
 A peer sends headers of the same few shapes. The first one of a shape is traced: which of its bytes
 are layout (offsets, vtables, counts, padding), and which are contents. Any other buffer of the same
@@ -38,8 +38,8 @@ class Template:
     """How to read buffers that are laid out in one way.
 
     Where `layout_mask` has ones, they are as in `layout`. All values stand in one list: first the
-    contents as `unpack` gives them, then the constants, then what each of the `steps` makes of
-    those before it. The last one is what is read.
+    contents as `unpack` gives them, then the constants, then the result of each of the `steps`,
+    which takes earlier values. The last value is the result.
     """
 
     layout_mask: int

@@ -1,4 +1,4 @@
-"""Values -> bytes, from front to back: a table first, what it refers to behind it.
+"""Values -> bytes, from front to back: a table first, then the contents that it refers to.
 
 The fields that a table has decide where they stand in it, so each set of fields gets a plan once:
 the vtable, which the tables of one buffer share, and a single struct for all numbers. Offsets are

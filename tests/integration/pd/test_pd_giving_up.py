@@ -17,7 +17,7 @@ from sbp_core.errors import (
     StorageError,
     TxnAbortedError,
 )
-from sbp_core.pd.metadata.transactions import TransactionTables
+from sbp_core.pd.metadata.txn_tables import TransactionTables
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import EARLIER_FIRST, STOPPING, UNANSWERED, GiveUpRequests
 from sbp_core.pd.txns.txn_handlers import explain, refusal

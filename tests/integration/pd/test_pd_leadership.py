@@ -26,7 +26,7 @@ from sbp_core.pd.metadata.tables import SCHEMA_VERSION, cluster
 from sbp_core.pd.model import NewStream
 from tests.support.metadata import (
     NO_LEASE_MS,
-    SINCE,
+    TO_FIRST_RELEASE,
     PostgresqlHome,
     name_of,
     next_term,
@@ -93,11 +93,7 @@ def test_a_migration_ends_the_term_of_an_older_release(url, opened, claims):
     older, claim = opened(), claims("older")
     older.lead(claim.hold())
     create(older, "before")
-    execute(
-        url,
-        *SINCE[SCHEMA_VERSION],
-        f"UPDATE alembic_version SET version_num = '{SCHEMA_VERSION - 1}'",
-    )
+    execute(url, *TO_FIRST_RELEASE)
     newer = opened()
     with pytest.raises(NotLeaderError):
         create(older, "refused")

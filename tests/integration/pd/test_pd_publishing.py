@@ -9,10 +9,10 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.errors import InvalidRequestError
+from sbp_core.pd.txns.decisions import Part, TxnRecord
 from sbp_core.pd.txns.ending import RangeServers, Route
 from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.publishing import Publisher
-from sbp_core.pd.txns.transactions import Part, TxnRecord
 from sbp_core.wire.headers import (
     CommitTxnRequest,
     TxnPart,

@@ -16,10 +16,10 @@ from sbp_core.log.states.staged_states import (
     drop_entry,
     staged_entry,
 )
+from sbp_core.pd.txns.decisions import Ledger, Manifest, Part
 from sbp_core.pd.txns.publications import (
     Publication,
 )
-from sbp_core.pd.txns.transactions import Ledger, Manifest, Part
 
 # Messages; the type distinguishes tuples with the same fields
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from sbp_core.errors import RangeSealedError, SbpError, StatusCode, error_for_code
-from sbp_core.pd.txns import transactions
+from sbp_core.pd.txns import decisions
+from sbp_core.pd.txns.decisions import Ledger, Manifest, Part, Verdict
 from sbp_core.pd.txns.publications import (
     Publication,
     PublicationInput,
     PublicationState,
     publications_of,
 )
-from sbp_core.pd.txns.transactions import Ledger, Manifest, Part, Verdict
 from sbp_core.wire.txn_id import original_of
 from tests.support.models.transaction_values import (
     Book,
@@ -48,8 +48,8 @@ class World:
     plans: tuple[tuple[Work, ...], ...]
     stream_count: int = 1
     seals_max: int = 0
-    is_replay: Callable[[Ledger, Manifest], bool] = transactions.is_replay
-    judge: Callable[[Ledger, Part], Verdict] = transactions.judge
+    is_replay: Callable[[Ledger, Manifest], bool] = decisions.is_replay
+    judge: Callable[[Ledger, Part], Verdict] = decisions.judge
     is_abort_an_outcome: bool = False
     is_timeout_enough: bool = False
     remembers_ends: bool = True
@@ -146,8 +146,8 @@ class World:
         if self.is_replay(book, manifest):
             return state, None, True
         try:
-            transactions.check_manifest(manifest)
-            transactions.check_parts(book, manifest.parts)
+            decisions.check_manifest(manifest)
+            decisions.check_parts(book, manifest.parts)
         except SbpError as error:
             return state, error, False
         state = state._replace(decisions=(*state.decisions, manifest))

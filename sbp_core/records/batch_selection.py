@@ -33,9 +33,8 @@ class Selection(NamedTuple):
     def maybe_cut(self, front: memoryview, extent: BatchExtent) -> Cut | None:
         """Return what is left of the batch of this extent that begins with `front`.
 
-        None: the batch is to be read whole. So it is if `front`, which no checksum covers, says
-        something else than `extent`: a reader of the whole batch finds the damage. Raises
-        RecordBatchError.
+        Return None if the batch is to be read whole, also if `front`, which no checksum covers,
+        contradicts `extent`: a reader of the whole batch finds the damage. Raises RecordBatchError.
         """
         found = self._maybe_cut(front, extent)
         return found if found is None or extent.is_of(front) else None

@@ -159,7 +159,7 @@ class ServerTables:
         return row and str(row.secret)
 
     def claim_secret(self, server_id: int, secret: str) -> str:
-        """Give a server this secret unless it has one; return the one that it has then."""
+        """Give a server this secret unless it has a secret; return the secret that it has then."""
         with self._database.transaction():
             claimed = self.maybe_secret(server_id)
             if claimed is None:
@@ -176,7 +176,7 @@ class ServerTables:
         return frozenset(server_id for (server_id,) in self._database.rows(draining))
 
     def drain(self, server_ids: Iterable[int], *, is_cancelled: bool) -> None:
-        """Note that servers are to have no ranges any more, or that they may have some again."""
+        """Note that servers are drained, or with `is_cancelled` that they may have ranges again."""
         with self._database.transaction():
             known, asked = self.draining(), {*server_ids}
             for server_id in asked & known if is_cancelled else ():

@@ -25,13 +25,12 @@ from sbp_core.errors import (
     invalid,
 )
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import NO_SEQ, RangeRecord, ServerLoad, range_table
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.model import NO_SEQ, RangeRecord, ServerLoad, no_stream, range_table
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.range_operations import create_range
 from sbp_core.pd.streams.repair import Repair
 from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
-from sbp_core.pd.streams.stream_operations import check_item_count, no_stream
-from sbp_core.server.answers import in_frames
+from sbp_core.server.answers import in_frames, with_results
 from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.wire.headers import (
     CreateRangeRequest,
@@ -94,11 +93,8 @@ class RangeHandlers:
     async def seal(self, call: ServerCall) -> Answer:
         """SPEC "SEAL_RANGE" at the placement driver: answers the new writable ranges."""
         request = call.decode(SealRangesRequest)
-        check_item_count(len(request.ranges))
         results = await self._sealer.seal(request.ranges, request.cause)
-        return in_frames(
-            results, lambda part: SealRangesResponse(seal_responses=part, status=SUCCESS)
-        )
+        return with_results(SealRangesResponse, results)
 
     async def create(self, call: ServerCall) -> Answer:
         """Open the next range of a stream (SPEC "CREATE_RANGE")."""
@@ -116,7 +112,6 @@ class RangeHandlers:
     async def move(self, call: ServerCall) -> Answer:
         """SPEC "MOVE_RANGES": results in the order of the request."""
         request = call.decode(MoveRangesRequest)
-        check_item_count(len(request.moves))
         if len({each.stream_id for each in request.moves}) < len(request.moves):
             raise invalid("MOVE_RANGES names a stream twice: move one range of each stream at once")
         servers, draining = self._membership.live_servers(), self._membership.draining
@@ -145,7 +140,7 @@ class RangeHandlers:
         ]
 
     async def _move_sealed(self, moving: Sequence[_Moving]) -> list[_Moving]:
-        """Go one step with each sealed range; return those that are done, or refused."""
+        """Go one step with each sealed range; return the ranges that are done, or refused."""
         settled = await self._repair.settled([each.record for each in moving if each.record])
         ended = []
         for each in moving:

@@ -1,8 +1,8 @@
 """TAKE_CUT: the metadata of a cluster, and where its streams end, at one moment.
 
 For that moment no decision is made, and all that were made are published. So a decision is in the
-cut if, and only if, all its records are in front of the ends. Appends go on: what is acknowledged
-when the request arrives is in front of the ends.
+cut if, and only if, all its records are in front of the ends. Appends go on: records that were
+acknowledged when the request arrives are in front of the ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from sbp_core.client.operations.range_placement import chunks, cut_by_weight, st
 from sbp_core.errors import NoRangeServerError, RequestTimeoutError, SbpError, invalid
 from sbp_core.pd.metadata.history import CommitId
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import NO_PROPERTIES, RangeRecord, StreamRecord, range_table, stream_table
+from sbp_core.pd.model import (
+    BEFORE_RANGES,
+    NO_PROPERTIES,
+    RangeRecord,
+    StreamRecord,
+    range_table,
+    stream_table,
+)
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.peers.range_servers import Peers, server_addresses
 from sbp_core.server.answers import each_of, in_parts
@@ -38,13 +45,11 @@ from sbp_core.wire.headers import (
 )
 from sbp_core.wire.status import SUCCESS
 
-_ROWS: Final = 10_000
-"""Rows that are read at a time."""
+_RANGES_AT_ONCE: Final = 10_000
 HOLD_MS_MAX: Final = 5_000
 """Time in which all decisions have to be published; else no cut is taken."""
 CUT_MS_MAX: Final = 15_000
 """Time in which a cut has to be taken then: it takes up to 0.1 s for 1000 streams."""
-_BEFORE: Final = (-1, -1)
 _NAMED_MAX: Final = 3
 """Decisions that a message names."""
 
@@ -78,7 +83,7 @@ class CutTaker:
         self._clock = clock
 
     async def take(self, call: ServerCall) -> Answer:
-        """SPEC "TAKE_CUT": metadata in frames of about 1 MiB; the first one has the rest, too."""
+        """SPEC "TAKE_CUT": metadata in frames of about 1 MiB. Each has the same head."""
         call.decode(TakeCutRequest)
         await self._extents(await self._store.run(_read))  # a server that is down holds nothing up
         try:
@@ -111,7 +116,7 @@ class CutTaker:
         )
 
     async def _extents(self, found: _Read) -> list[StreamExtent]:
-        """Return where the streams end now; those that were deleted since then are left out.
+        """Return where the streams end now, without the streams that were deleted since then.
 
         Raises NoRangeServerError while the primary of one does not answer.
         """
@@ -177,60 +182,41 @@ def _read_published(store: MetadataStore) -> _Read:
 
 def _read(store: MetadataStore) -> _Read:
     """Read everything; on the thread of the store, so nothing changes while it reads."""
+    decisions = store.transactions.decided_after(-1, limits.ROWS_MAX)
     found = _Read(
         store.last_commit,
         store.servers.last_stream_id(),
         store.revision(),
         store.transactions.last_number(),
+        properties=store.properties.all(),
+        schemas=[SchemaEntry(*astuple(each)) for each in store.schemas.all()],
+        cursors=[
+            Cursor(each.stream_id, each.next_offset, each.committed_at_ms, group=group)
+            for group, each in store.cursors.all()
+        ],
+        grants=[Grant(each.subject, each.right.value, each.pattern) for each in store.grants.of()],
+        txns=[TxnDescription(**asdict(each)) for _, each in decisions],
     )
-    _read_streams(store, found)
-    found.properties = store.properties.all()
-    stream_id, version = _BEFORE
-    while schemas := store.schemas.after(stream_id, version, _ROWS):
-        found.schemas += [SchemaEntry(*astuple(each)) for each in schemas]
-        stream_id, version = schemas[-1].stream_id, schemas[-1].version
-    found.cursors += _cursors(store)
-    found.grants += [
-        Grant(each.subject, each.right.value, each.pattern) for each in store.grants.of()
-    ]
-    number = -1
-    while decisions := store.transactions.decided_after(number, _ROWS):
-        number = decisions[-1][0]
-        found.txns += [TxnDescription(**asdict(each)) for _, each in decisions]
+    bounds = _range_bounds(store)
+    addresses = store.servers.addresses()
+    for stream in store.streams_after(-1, limits.ROWS_MAX):
+        first, last = bounds[stream.stream_id]
+        found.streams.append((stream, first, last))
+        if last.end_offset is None:
+            found.open_ranges.append(range_table(last, addresses))
     return found
 
 
-def _read_streams(store: MetadataStore, found: _Read) -> None:
-    addresses = store.servers.addresses()
+def _range_bounds(store: MetadataStore) -> dict[int, tuple[RangeRecord, RangeRecord]]:
+    """Return the first and the last range of each stream. Memory is bounded: there may be many."""
     bounds: dict[int, tuple[RangeRecord, RangeRecord]] = {}
-    after = _BEFORE
-    while ranges := store.ranges_after(after, _ROWS):
+    after = BEFORE_RANGES
+    while ranges := store.ranges_after(after, _RANGES_AT_ONCE):
         for each in ranges:
             first, _ = bounds.get(each.stream_id, (each, each))
             bounds[each.stream_id] = (first, each)
-        after = (ranges[-1].stream_id, ranges[-1].range_index)
-    stream_id = -1
-    while streams := store.streams_after(stream_id, _ROWS):
-        for stream in streams:
-            first, last = bounds[stream.stream_id]
-            found.streams.append((stream, first, last))
-            if last.end_offset is None:
-                found.open_ranges.append(range_table(last, addresses))
-        stream_id = streams[-1].stream_id
-
-
-def _cursors(store: MetadataStore) -> Iterator[Cursor]:
-    name = ""
-    while groups := store.cursors.groups_after(name, _ROWS):
-        for group in groups:
-            stream_id = -1
-            while cursors := store.cursors.after(group.name, stream_id, _ROWS):
-                for each in cursors:
-                    yield Cursor(
-                        each.stream_id, each.next_offset, each.committed_at_ms, group=group.name
-                    )
-                stream_id = cursors[-1].stream_id
-        name = groups[-1].name
+        after = ranges[-1].key
+    return bounds
 
 
 def _parts(found: _Read, extents: list[StreamExtent]) -> Iterator[ClusterMetadata]:

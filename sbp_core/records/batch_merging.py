@@ -24,7 +24,7 @@ from sbp_core.errors import RecordBatchError
 from sbp_core.records.arrow_body import Compression, compression_of
 from sbp_core.records.arrow_message import read_outline
 from sbp_core.records.batch_meta import BatchMeta
-from sbp_core.records.encodings.rows import ROWS_ENCODING, encode_rows
+from sbp_core.records.encodings.rows_encoding import ROWS_ENCODING, encode_rows
 from sbp_core.records.envelope import Envelope, decode_envelope, encode_head
 from sbp_core.records.small_batches import Run, Small, maybe_rows_together, maybe_small
 from sbp_core.wire.checksum import Buffer

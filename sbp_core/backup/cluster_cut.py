@@ -1,10 +1,17 @@
-"""The metadata of a cluster, between the tables of the protocol and the entries of a manifest."""
+"""The metadata of a cluster, between the tables of the protocol and the entries of a manifest.
+
+An entry and its table have fields of the same names, so msgspec converts one into the other. Only
+streams need code: their extent and their properties have another form in a manifest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
+
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import asdict, replace
 
 from sbp_core import limits
 from sbp_core.backup.format import (
@@ -16,13 +23,13 @@ from sbp_core.backup.format import (
     StreamEntry,
 )
 from sbp_core.client import AsyncClient
-from sbp_core.client.operations.range_placement import cut_by_weight
+from sbp_core.client.operations.range_placement import chunks, cut_by_weight
 from sbp_core.errors import ProtocolError
 from sbp_core.wire import headers
 from sbp_core.wire.headers import ClusterMetadata, TakeCutRequest, TakeCutResponse
 from sbp_core.wire.opcodes import Opcode
 
-T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
 
 _NO_METADATA: Final = ClusterMetadata()
 
@@ -48,36 +55,18 @@ async def take_cut(client: AsyncClient) -> Cut:
     for answer in answers:
         part = answer.metadata or _NO_METADATA
         cut.streams.extend(map(_stream_entry, part.streams))
-        cut.schemas.extend(
-            SchemaEntry(
-                each.stream_id,
-                each.version,
-                each.fingerprint or "",
-                each.schema,
-                each.registered_at_ms,
-            )
-            for each in part.schemas
-        )
-        cut.cursors.extend(
-            CursorEntry(each.group or "", each.stream_id, each.next_offset, each.committed_at_ms)
-            for each in part.cursors
-        )
-        cut.grants.extend(
-            GrantEntry(each.subject or "", each.right or "", each.pattern or "")
-            for each in part.grants
-        )
-        cut.decisions.extend(
-            DecisionEntry(
-                each.producer or "",
-                each.batch_number,
-                each.record_count,
-                each.digest,
-                each.decided_at_ms,
-                each.subject,
-            )
-            for each in part.txns
-        )
+        cut.schemas.extend(_entries(part.schemas, SchemaEntry))
+        cut.cursors.extend(_entries(part.cursors, CursorEntry))
+        cut.grants.extend(_entries(part.grants, GrantEntry))
+        cut.decisions.extend(_entries(part.txns, DecisionEntry))
     return cut
+
+
+def _entries(tables: Sequence[Struct], entry: type[S]) -> list[S]:
+    try:
+        return convert(tables, list[entry], from_attributes=True)  # type: ignore[valid-type]
+    except ValidationError as error:
+        raise ProtocolError(f"a cut has an incomplete {entry.__name__}: {error}") from error
 
 
 def _stream_entry(extent: headers.StreamExtent) -> StreamEntry:
@@ -108,48 +97,27 @@ def stream_parts(manifest: Manifest) -> Iterator[ClusterMetadata]:
 def other_parts(manifest: Manifest) -> Iterator[ClusterMetadata]:
     """Return all but the streams. A cursor beyond the end of its stream is at the end."""
     ends = {each.stream_id: each.end_offset for each in manifest.streams}
-    schemas = [
-        headers.SchemaEntry(
-            each.stream_id, each.version, each.fingerprint, each.schema, each.registered_at_ms
-        )
-        for each in manifest.schemas
-        if each.stream_id in ends
-    ]
-    for some in _cut(schemas, limits.SCHEMAS_PER_TURN):
-        yield ClusterMetadata(schemas=tuple(some))
-    for cursors in _cut(_cursors(manifest, ends)):
-        yield ClusterMetadata(cursors=tuple(cursors))
-    for grants in _cut(manifest.grants):
-        yield ClusterMetadata(
-            grants=tuple(headers.Grant(each.subject, each.right, each.pattern) for each in grants)
-        )
-    for decisions in _cut(manifest.decisions):
-        yield ClusterMetadata(
-            txns=tuple(
-                headers.TxnDescription(
-                    producer=each.producer,
-                    batch_number=each.batch_number,
-                    record_count=each.record_count,
-                    digest=each.digest,
-                    decided_at_ms=each.decided_at_ms,
-                    subject=each.subject,
-                )
-                for each in decisions
-            )
-        )
-
-
-def _cursors(manifest: Manifest, ends: Mapping[int, int]) -> list[headers.Cursor]:
-    return [
-        headers.Cursor(
-            each.stream_id,
-            min(each.next_offset, ends[each.stream_id]),
-            each.committed_at_ms,
-            group=each.group,
-        )
+    schemas = [each for each in manifest.schemas if each.stream_id in ends]
+    cursors = [
+        replace(each, next_offset=min(each.next_offset, ends[each.stream_id]))
         for each in manifest.cursors
         if each.stream_id in ends
     ]
+    for schema_tables in _tables(schemas, headers.SchemaEntry, limits.SCHEMAS_PER_TURN):
+        yield ClusterMetadata(schemas=schema_tables)
+    for cursor_tables in _tables(cursors, headers.Cursor):
+        yield ClusterMetadata(cursors=cursor_tables)
+    for grant_tables in _tables(manifest.grants, headers.Grant):
+        yield ClusterMetadata(grants=grant_tables)
+    for txn_tables in _tables(manifest.decisions, headers.TxnDescription):
+        yield ClusterMetadata(txns=txn_tables)
+
+
+def _tables(
+    entries: Sequence[Struct], table: type[S], count_max: int = limits.RESULTS_PER_FRAME
+) -> Iterator[tuple[S, ...]]:
+    for part in chunks(entries, count_max):
+        yield tuple(table(**asdict(each)) for each in part)
 
 
 def _extent(entry: StreamEntry) -> headers.StreamExtent:
@@ -170,7 +138,3 @@ def _extent(entry: StreamEntry) -> headers.StreamExtent:
         entry.end_offset,
         entry.last_range_index,
     )
-
-
-def _cut(items: Sequence[T], count_max: int = limits.RESULTS_PER_FRAME) -> list[Sequence[T]]:
-    return [items[at : at + count_max] for at in range(0, len(items), count_max)]

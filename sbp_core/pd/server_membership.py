@@ -28,6 +28,7 @@ from sbp_core.errors import AlreadyExistsError, invalid
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeServerRecord, ServerLoad
 from sbp_core.peers.links import holds
+from sbp_core.server.request_checks import check_number
 from sbp_core.server.runtime import Clock
 from sbp_core.server.trust import Standing, denied, is_same
 from sbp_core.tls import Tls
@@ -90,14 +91,14 @@ class Membership:
         self._heard_at: dict[int, float] = {}
         """When each server was heard last, also if that is long ago."""
         self._lapses: dict[int, _Lapses] = {}
-        """By server: how often it was silent lately."""
+        """Maps server id to how often the server was silent lately."""
         self._left: set[RangeServerRecord] = set()
-        """Those that stopped in good order, until their next heartbeat."""
+        """Servers that stopped in good order, until their next heartbeat."""
         self._loads: dict[int, ServerLoad] = {}
         self._racks: dict[int, str] = {}
         self._since = self._leads_since = clock.monotonic()
         self.draining: frozenset[int] = frozenset()
-        """The servers that are to have no ranges any more; the one that leads sets them."""
+        """The servers that are being drained; the leader sets them."""
 
     @property
     def has_listened(self) -> bool:
@@ -114,9 +115,9 @@ class Membership:
     def refresh(
         self, server: RangeServerRecord, rack: str = "", interval_ms: int | None = None
     ) -> None:
-        """Note a heartbeat; the server replaces those in conflict with it.
+        """Note a heartbeat; the server replaces servers with the same id or the same address.
 
-        The next one follows after `interval_ms`, None if that is as it was.
+        The next heartbeat follows after `interval_ms`; None leaves the interval as it was.
         """
         self._left.discard(server)
         if (lapses := self._lapses.get(server.server_id)) and lapses.are_over(
@@ -193,8 +194,9 @@ class Membership:
     def may_be_lost(self, server_id: int) -> bool:
         """Whether a server should be asked whether it still serves the ranges that it leads.
 
-        It left, did not answer, or missed two heartbeats. One that does not say how often it sends
-        these has the whole `timeout_ms`, and every one a full period since this one leads.
+        It left, did not answer, or missed two heartbeats. A server that does not say how often it
+        sends heartbeats has the whole `timeout_ms`. Each server has a full period after this
+        placement driver begins to lead.
         """
         now, look_ms = self._clock.monotonic(), 2 * self.interval_ms
         answered_at = self._answered_at.get(server_id, -inf)
@@ -289,8 +291,8 @@ class Joining:
     ) -> None:
         """Admit a server that sent a heartbeat, or its load; note it in the `standing` of the peer.
 
-        One that `is_leaving` gets no new ranges. Raises InvalidRequestError for an id that was
-        never allocated or a table that is missing, ConfigurationError for an address that is none,
+        A server that `is_leaving` gets no new ranges. Raises InvalidRequestError for an id that was
+        never allocated or a missing table, ConfigurationError for an invalid address,
         PermissionDeniedError for a wrong secret, AlreadyExistsError while another process is heard
         under this id, or at this address.
         """
@@ -298,11 +300,7 @@ class Joining:
             raise invalid("a range server's HEARTBEAT or REPORT_METRICS must carry range_server")
         parse_endpoint(announced.advertise_addr or "")
         rack = announced.rack or ""
-        if len(rack) > limits.RACK_LENGTH_MAX:
-            raise invalid(
-                f"the rack's name has {len(rack)} characters, and at most"
-                f" {limits.RACK_LENGTH_MAX} are accepted"
-            )
+        check_number("the length of rack", len(rack), 0, limits.RACK_LENGTH_MAX)
         server = RangeServerRecord(announced.server_id, announced.advertise_addr or "")
         stored = await self._store.run(lambda store: store.servers.maybe_secret(server.server_id))
         if stored is not None:

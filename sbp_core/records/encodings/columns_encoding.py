@@ -81,6 +81,7 @@ def encode_columns(
     compression: Compression = "none",
     base_offset: int = 0,
     stats_columns: Sequence[str] = (),
+    is_checked: bool = False,
 ) -> bytes:
     """Return rows of a schema as a whole record batch, envelope included.
 
@@ -88,35 +89,13 @@ def encode_columns(
     `stats_columns`, which are paths, as far as these can have any. Raises SchemaError for rows
     of another schema or with a null in a required column, and for a `timestamp_column` that is no
     timestamp of the schema; RecordBatchError for other rows that no reader would accept.
+    `is_checked` says that the caller has checked all of that.
     """
-    check_columns_schema(batch, schema)
-    check_timestamp_column(timestamp_column, schema)
-    check_values(batch)
-    check_required(batch)
-    return encode_checked_columns(
-        batch,
-        schema,
-        stream_id=stream_id,
-        timestamp_ms=timestamp_ms,
-        timestamp_column=timestamp_column,
-        compression=compression,
-        base_offset=base_offset,
-        stats_columns=stats_columns,
-    )
-
-
-def encode_checked_columns(
-    batch: pa.RecordBatch,
-    schema: StreamSchema,
-    *,
-    stream_id: int,
-    timestamp_ms: int,
-    timestamp_column: str | None,
-    compression: Compression,
-    base_offset: int = 0,
-    stats_columns: Sequence[str] = (),
-) -> bytes:
-    """Return rows as `encode_columns` does, which its caller has checked."""
+    if not is_checked:
+        check_columns_schema(batch, schema)
+        check_timestamp_column(timestamp_column, schema)
+        check_values(batch)
+        check_required(batch)
     return encode_envelope(
         [encode_body(batch, compression)],
         stream_id=stream_id,
@@ -135,7 +114,7 @@ def decode_columns(
 ) -> pa.RecordBatch:
     """Return the rows of a record batch, in the order of its schema, fully validated.
 
-    `schema` is the one that the batch names, or what was kept of that if columns were left out;
+    `schema` is the schema that the batch names, or its kept columns if columns were left out;
     with `names` only those columns of it are decoded. A batch that was skipped has no rows.
     Raises DamagedBatchError, and RecordBatchError for a batch of another encoding or schema.
     """

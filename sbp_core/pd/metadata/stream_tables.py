@@ -11,21 +11,31 @@ from typing import Final
 
 from sqlalchemy import BigInteger, BindParameter, Text, bindparam, case, delete, func, update
 
+from sbp_core.errors import (
+    AlreadyExistsError,
+    ConditionFailedError,
+    InvalidRequestError,
+    NotFoundError,
+    SbpError,
+    invalid,
+)
 from sbp_core.pd.metadata.database import Database
-from sbp_core.pd.metadata.ranges import RangeTables
-from sbp_core.pd.metadata.servers import ServerTables
+from sbp_core.pd.metadata.range_tables import RangeTables
+from sbp_core.pd.metadata.server_tables import ServerTables
 from sbp_core.pd.metadata.tables import cluster, ranges, stream_properties, streams
-from sbp_core.pd.metadata.transactions import TransactionTables
+from sbp_core.pd.metadata.txn_tables import TransactionTables
 from sbp_core.pd.model import (
-    ChangeRefusal,
     NewStream,
-    PropertyMismatch,
     RangeRecord,
     StreamChange,
     StreamRecord,
+    no_stream,
 )
 from sbp_core.properties import PROPERTIES_MAX
+from sbp_core.wire.status import shown
 
+_REFUSALS: Final = (NotFoundError, AlreadyExistsError, ConditionFailedError, InvalidRequestError)
+"""Errors of one change: the store itself raises others, which end the transaction."""
 _STREAM_ID: Final[BindParameter[int]] = bindparam("stream_id")
 _OF_STREAM: Final[BindParameter[int]] = bindparam("of_stream_id")
 _SET_LAST_STREAM_ID: Final = update(cluster)
@@ -78,18 +88,18 @@ class PropertyTable:
             found.setdefault(stream_id, {})[key] = value
         return found
 
-    def maybe_mismatch(
-        self, stream_id: int, expected: Mapping[str, str | None]
-    ) -> PropertyMismatch | None:
-        """Return the first property that is not as expected; None expects that there is none."""
+    def check(self, stream_id: int, expected: Mapping[str, str | None]) -> None:
+        """Raise ConditionFailedError unless properties are as expected; None expects none."""
         present = self.of_stream(stream_id) if expected else {}
         for key, value in expected.items():
             if present.get(key) != value:
-                return PropertyMismatch(key, value, present.get(key))
-        return None
+                raise ConditionFailedError.of(
+                    f"property {key} is {_shown(present.get(key), 'not there')}, and"
+                    f" {_shown(value, 'none')} was expected. Nothing of this stream was changed"
+                )
 
     def change(self, stream_id: int, changes: Mapping[str, str | None]) -> None:
-        """Set properties, or remove those that are None, within a transaction of the caller."""
+        """Set properties, or remove them where None, within a transaction of the caller."""
         for key, value in changes.items():
             if value is None:
                 self._database.remove(stream_properties, stream_id=stream_id, key=key)
@@ -147,7 +157,7 @@ class StreamTables(RangeTables):
             self._servers.bump_revision([stream.stream_id for stream, *_ in news])
 
     def delete_streams(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
-        """Delete streams with their ranges and cursors; None where there is none."""
+        """Delete streams with their ranges and cursors; None for a stream that does not exist."""
         with self._transaction():
             deleted = []
             for stream_id in stream_ids:
@@ -157,12 +167,15 @@ class StreamTables(RangeTables):
                 self._servers.bump_revision(stream_ids)
             return deleted
 
-    def update_streams(
-        self, changes: Sequence[StreamChange]
-    ) -> list[StreamRecord | ChangeRefusal | PropertyMismatch]:
+    def update_streams(self, changes: Sequence[StreamChange]) -> list[StreamRecord | SbpError]:
         """Change streams in this order; return each as it is then, or why it was left alone."""
         with self._transaction():
-            results = [self._update_stream(change) for change in changes]
+            results: list[StreamRecord | SbpError] = []
+            for change in changes:
+                try:
+                    results.append(self._update_stream(change))
+                except _REFUSALS as error:
+                    results.append(error)
             if any(isinstance(result, StreamRecord) for result in results):
                 self._servers.bump_revision([change.stream_id for change in changes])
             return results
@@ -172,8 +185,8 @@ class StreamTables(RangeTables):
     ) -> list[tuple[StreamRecord, RangeRecord] | None]:
         """Forget what each (stream id, offset) has below the offset; None where there is no stream.
 
-        Returns the stream and its smallest range afterwards: the last one is never removed, and
-        no range begins beyond its end or goes back.
+        Returns the stream and its smallest range afterwards. The last range is never removed, and
+        no range begins beyond its end, or earlier than before.
         """
         with self._transaction():
             changed_count, trimmed = 0, []
@@ -190,11 +203,11 @@ class StreamTables(RangeTables):
         return row and StreamRecord(*row)
 
     def streams_by_id(self, stream_ids: Sequence[int]) -> list[StreamRecord | None]:
-        """Return streams in the order asked for; None where there is none."""
+        """Return streams in the order asked for, None for a stream that does not exist."""
         return list(map(self.maybe_stream, stream_ids))
 
     def streams_by_name(self, names: Sequence[str]) -> list[StreamRecord | None]:
-        """Return streams in the order asked for; None where there is none."""
+        """Return streams in the order asked for, None for a stream that does not exist."""
         return list(map(self._maybe_stream_of_name, names))
 
     def streams_after(self, stream_id: int, count_max: int) -> list[StreamRecord]:
@@ -213,22 +226,25 @@ class StreamTables(RangeTables):
         for stream, _, properties in news:
             self._properties.change(stream.stream_id, properties)
 
-    def _update_stream(
-        self, change: StreamChange
-    ) -> StreamRecord | ChangeRefusal | PropertyMismatch:
+    def _update_stream(self, change: StreamChange) -> StreamRecord:
+        """Change a stream. Raises one of _REFUSALS before anything is changed."""
         if self.maybe_stream(change.stream_id) is None:
-            return ChangeRefusal.NO_STREAM
+            raise no_stream(change.stream_id)
         if change.name is not None:
             named = self._maybe_stream_of_name(change.name)
             if named is not None and named.stream_id != change.stream_id:
-                return ChangeRefusal.NAME_TAKEN
-        mismatch = self._properties.maybe_mismatch(change.stream_id, change.expected)
-        if mismatch is not None:
-            return mismatch
+                raise AlreadyExistsError.of(
+                    f"another stream is named {shown(change.name)}; choose another name, or rename"
+                    " or delete that stream first. Nothing of this stream was changed"
+                )
+        self._properties.check(change.stream_id, change.expected)
         if change.properties:
             wanted = {**self._properties.of_stream(change.stream_id), **change.properties}
             if sum(value is not None for value in wanted.values()) > PROPERTIES_MAX:
-                return ChangeRefusal.TOO_MANY_PROPERTIES
+                raise invalid(
+                    f"stream {change.stream_id} would have more than {PROPERTIES_MAX} properties:"
+                    " remove some. Nothing of this stream was changed"
+                )
             self._properties.change(change.stream_id, change.properties)
         self._change(
             _CHANGE_STREAM,
@@ -260,6 +276,10 @@ class StreamTables(RangeTables):
     def _maybe_stream_of_name(self, name: str) -> StreamRecord | None:
         row = self._database.maybe_row(streams, name=name)
         return row and StreamRecord(*row)
+
+
+def _shown(value: str | None, absent: str) -> str:
+    return absent if value is None else shown(value)
 
 
 def _new_stream(

@@ -29,9 +29,9 @@ from sqlalchemy import (
 
 from sbp_core.log.states.writer_states import NO_WRITERS
 from sbp_core.pd.metadata.database import Database
-from sbp_core.pd.metadata.servers import ServerTables
+from sbp_core.pd.metadata.server_tables import ServerTables
 from sbp_core.pd.metadata.tables import COUNT_MAX, ONE, ranges, replicas, streams, writers
-from sbp_core.pd.model import NO_SEQ, Copies, HostedCounts, RangeRecord, SealedRange
+from sbp_core.pd.model import NO_SEQ, Copies, HostedCounts, RangeKey, RangeRecord, SealedRange
 from sbp_core.wire.headers import RangeId
 
 _STREAM_ID: Final[BindParameter[int]] = bindparam("stream_id")
@@ -242,9 +242,7 @@ class RangeTables:
         rows = self._query(_HOSTED_COUNTS)
         return {server_id: HostedCounts(*counts) for server_id, *counts in rows}
 
-    def replicated_ranges(
-        self, primary_id: int, after: tuple[int, int], count_max: int
-    ) -> list[RangeId]:
+    def replicated_ranges(self, primary_id: int, after: RangeKey, count_max: int) -> list[RangeId]:
         """Return up to `count_max` open ranges with several replicas of which this is the primary.
 
         Those beyond `after` = (stream id, range index), in that order.
@@ -267,15 +265,15 @@ class RangeTables:
         return int(self._query(_MISSING_SEALED)[0][0])
 
     def wrong_copies(self) -> list[Copies]:
-        """Return the streams whose open range does not have the replicas that it is to have.
+        """Return the streams whose open range has other replicas than the stream asks for.
 
-        Those with one replica, as they are to have, are none, also without an open range.
+        A stream that asks for one replica is left out while its range has one, or is not open.
         """
         return [Copies(*row) for row in self._query(_WRONG_COPIES)]
 
     def ranges_after(
         self,
-        after: tuple[int, int],
+        after: RangeKey,
         count_max: int,
         *,
         stream_id: int | None = None,
@@ -308,7 +306,7 @@ class RangeTables:
             del by_stream[found[-1].stream_id]
         return by_stream
 
-    def sealed_replicated_ranges(self, after: tuple[int, int], count_max: int) -> list[RangeRecord]:
+    def sealed_replicated_ranges(self, after: RangeKey, count_max: int) -> list[RangeRecord]:
         """Return up to `count_max` sealed ranges with several replicas, as `ranges_after` does."""
         return self._ranges(
             _REPLICATED_SEALED, after_stream=after[0], after_index=after[1], count_max=count_max
@@ -387,7 +385,7 @@ class RangeTables:
             return sealed
 
     def _create_range(self, new: RangeRecord) -> bool:
-        database, (stream_id, range_index) = self._database, _key(new)
+        database, (stream_id, range_index) = self._database, new.key
         is_taken = database.has(ranges, stream_id=stream_id, range_index=range_index)
         if is_taken or not database.has(streams, stream_id=stream_id):
             return False
@@ -410,11 +408,10 @@ class RangeTables:
 
     def _insert_ranges(self, news: Sequence[RangeRecord]) -> None:
         rows = [
-            (*_key(new), new.start_offset, new.end_offset, new.ack_count, None, None)
-            for new in news
+            (*new.key, new.start_offset, new.end_offset, new.ack_count, None, None) for new in news
         ]
         self._database.add(ranges, rows)
-        placed = [(*_key(new), *each) for new in news for each in enumerate(new.server_ids)]
+        placed = [(*new.key, *each) for new in news for each in enumerate(new.server_ids)]
         self._database.add(replicas, placed)
 
     def _ranges(self, which: Select[Any], **values: int | list[int] | None) -> list[RangeRecord]:
@@ -440,7 +437,7 @@ class RangeTables:
     def _record_writers(self, sealed: SealedRange) -> None:
         """Keep the writers at the end of a range that was sealed; for each stream the last ones.
 
-        A server that reports none had none: then they are those before the range.
+        If a server reports no writers, the writers before the range count.
         """
         stream_id, range_index, _, reported, *_ = sealed
         before = NO_WRITERS if range_index == 0 else self._writers_before(stream_id, range_index)
@@ -458,7 +455,3 @@ class RangeTables:
     def _writers_before(self, stream_id: int, range_index: int) -> bytes:
         row = self._database.maybe_row(writers, stream_id=stream_id, range_index=range_index - 1)
         return b"" if row is None else bytes(row.writers)
-
-
-def _key(record: RangeRecord) -> tuple[int, int]:
-    return record.stream_id, record.range_index

@@ -24,7 +24,7 @@ from sbp_core.pd.metadata.tables import (
     txn_parts,
     txns,
 )
-from sbp_core.pd.txns.transactions import (
+from sbp_core.pd.txns.decisions import (
     AbortedTxn,
     Decided,
     Decision,
@@ -59,7 +59,7 @@ _FORGET_CLAIMS: Final = delete(producer_claims).where(
     producer_claims.c.claimed_at_ms < bindparam("before_ms")
 )
 _CLAIMS_KEPT_MS: Final = limits.STAGED_TIMEOUT_MS_MAX + 24 * CLAIM_MS
-"""Until then what was staged when a claim was made the last time is given up, also if late."""
+"""Batches that were staged under a claim are given up before that, also if they came late."""
 _ADD_TXN: Final = insert(txns).returning(txns.c.txn_number)
 _LAST_NUMBER: Final = select(func.coalesce(func.max(txns.c.txn_number), 0))
 _GIVE_UP: Final = insert(given_up_parts).from_select(
@@ -82,7 +82,7 @@ _IS_DONE_WITH: Final = (
         given_up_parts.c.given_up_at_ms >= bindparam("given_up_since_ms"),
     ),
 )
-"""Nothing waits, and what is lost was told for long enough."""
+"""No part waits to be published, and lost parts were reported for long enough."""
 _OF_PRODUCER: Final = txns.alias("of_producer")
 _KEPT: Final = (
     select(_OF_PRODUCER.c.batch_number)
@@ -114,7 +114,7 @@ class TransactionTables:
     def commit(
         self, manifest: Manifest, decided_at_ms: int, leap_max: int = limits.BATCH_NUMBER_LEAP_MAX
     ) -> Decision:
-        """Decide a batch, or return what was decided.
+        """Decide a batch, or return the earlier decision.
 
         Raises what `check_owner`, `check_leap` and `check_parts` raise.
         """
@@ -184,7 +184,7 @@ class TransactionTables:
         return verdicts
 
     def claim(self, txn_ids: Sequence[str], subject: str, now_ms: int) -> list[str]:
-        """Note that a subject stages under ids; return those that belong to another subject.
+        """Note that a subject stages under ids; return the ids that belong to another subject.
 
         A claim is noted again every CLAIM_MS, so that it outlives the staged records.
         """
@@ -215,7 +215,7 @@ class TransactionTables:
         return self._txn(row)
 
     def maybe_decided(self, producer: str, batch_number: int) -> Decision | None:
-        """Return what was decided of a batch; None if nothing was."""
+        """Return the decision about a batch; None without a decision."""
         last = self.maybe_last_batch(producer)
         if last is None or batch_number > last:
             return None
@@ -251,11 +251,11 @@ class TransactionTables:
         return [(number, Decided(*columns)) for number, *columns in rows]
 
     def last_number(self) -> int:
-        """Return the number of the last decision that is kept, 0 if there is none."""
+        """Return the number of the last decision that is kept, 0 without any."""
         return int(self._query(_LAST_NUMBER)[0][0])
 
     def restore(self, decisions: Sequence[Decided]) -> None:
-        """Add decisions of a backup, which are published; those that are there are kept."""
+        """Add decisions of a backup, which are published; existing decisions stay."""
         with self._transaction():
             for each in decisions:
                 if self._maybe_txn(each.producer, each.batch_number) is None:
@@ -275,9 +275,9 @@ class TransactionTables:
         return None if last is None else int(last)
 
     def maybe_owner(self, producer: str) -> str | None:
-        """Return whose a producer is, or a transaction that names none; None if not known.
+        """Return the owner of a producer, or of a transaction without one; None if not known.
 
-        The last decision says it, and before the first one who stages.
+        The last decision names the owner; before the first decision, the claim does.
         """
         for (subject,) in self._query(_OWNER, producer=producer):
             if subject is not None:
@@ -324,10 +324,10 @@ class TransactionTables:
         return TxnRecord(*fields)
 
     def _forget_decisions(self, producer: str, now_ms: int) -> None:
-        """Keep the last decisions of a producer, and those that are not published.
+        """Keep the last decisions of a producer, and unpublished decisions.
 
-        For producers that have one batch only, those that are new or not published are kept.
-        Decisions that were given up are kept for ABORTED_TXNS_KEPT_MS.
+        The decision of a producer with one batch is kept for ONE_SHOT_KEPT_MS, and until it is
+        published. Decisions that were given up are kept for ABORTED_TXNS_KEPT_MS.
         """
         given_up_since_ms = now_ms - limits.ABORTED_TXNS_KEPT_MS
         self._change(

@@ -14,7 +14,9 @@ from functools import cache
 from typing import Final, Protocol
 
 from sbp_core import limits
-from sbp_core.errors import NotFoundError, PermissionDeniedError, TxnAbortedError, invalid
+from sbp_core.errors import PermissionDeniedError, TxnAbortedError, invalid
+from sbp_core.pd.model import no_stream
+from sbp_core.server.request_checks import check_number
 from sbp_core.wire.status import shown
 from sbp_core.wire.txn_id import copy_of, is_producer, is_txn_id, maybe_batch_of, original_of
 
@@ -39,7 +41,7 @@ class Part:
 class Manifest:
     """The content of a batch by its producer. `record_count` and `digest` are not interpreted.
 
-    `subject` is whose batch it is, None where no identities are asked for.
+    `subject` owns the batch, None where the server asks for no identities.
     """
 
     producer: str
@@ -52,10 +54,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class TxnRecord:
-    """A batch that was decided. `parts` are those that are not published yet.
+    """A batch that was decided. `parts` are not published yet.
 
-    `given_up` are those that were lost before they could be. `txn_number` grows from decision to
-    decision.
+    `given_up` are the parts that were lost before they could be published. `txn_number` grows from
+    decision to decision.
     """
 
     txn_number: int
@@ -70,7 +72,7 @@ class TxnRecord:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The record of a batch that is published; `subject` is whose it is, None if not known."""
+    """The record of a batch that is published; `subject` owns it, None if that is not known."""
 
     producer: str
     batch_number: int
@@ -97,7 +99,7 @@ class AbortedTxn:
 
 
 class Verdict(enum.Enum):
-    """The answer to a request to abort what is staged."""
+    """The answer to a request to abort staged batches."""
 
     KEPT = "it is committed, or not to be aborted yet"
     DEAD = "it can never be committed, by an earlier decision"
@@ -111,7 +113,7 @@ class Ledger(Protocol):
         """Return the number of the last batch that was decided of a producer."""
 
     def maybe_owner(self, producer: str) -> str | None:
-        """Return whose a producer is, or a transaction that names none; None if not known."""
+        """Return the owner of a producer, or of a transaction without one; None if not known."""
 
     def is_named(self, txn_id: str, stream_id: int | None = None) -> bool:
         """Whether a committed part that is not published yet is of a transaction, in a stream."""
@@ -133,19 +135,14 @@ def check_manifest(manifest: Manifest) -> None:
             f"{shown(manifest.producer)} cannot name a producer: use 1 to"
             f" {limits.PRODUCER_LENGTH_MAX} of A-Z a-z 0-9 . _ -"
         )
-    if manifest.batch_number < 0:
-        raise invalid(f"batch_number must be 0 or more, got {manifest.batch_number}")
-    if not limits.TXN_DIGEST_BYTES_MIN <= len(manifest.digest) <= limits.TXN_DIGEST_BYTES_MAX:
-        raise invalid(
-            f"digest must have {limits.TXN_DIGEST_BYTES_MIN} to {limits.TXN_DIGEST_BYTES_MAX}"
-            f" bytes, got {len(manifest.digest)}"
-        )
+    check_number("batch_number", manifest.batch_number, 0)
+    sizes = limits.TXN_DIGEST_BYTES_MIN, limits.TXN_DIGEST_BYTES_MAX
+    check_number("the bytes of digest", len(manifest.digest), *sizes)
     places = [(part.txn_id, part.stream_id, part.range_index) for part in manifest.parts]
     if len(set(places)) < len(places):
         raise invalid("a transaction is named twice for the same range of a stream")
     for part in manifest.parts:
-        if part.record_count < 0:
-            raise invalid(f"record_count must be 0 or more, got {part.record_count}")
+        check_number("record_count", part.record_count, 0)
         _check_id(part.txn_id)
         batch = maybe_batch_of(part.txn_id)
         if batch not in {None, (manifest.producer, manifest.batch_number)}:
@@ -231,7 +228,7 @@ def check_parts(ledger: Ledger, parts: Iterable[Part]) -> None:
     checked: set[str] = set()
     for part in parts:
         if not has_stream(part.stream_id):
-            raise NotFoundError.of(f"stream {part.stream_id} does not exist (or was deleted)")
+            raise no_stream(part.stream_id)
         if not has_range(part.stream_id, part.range_index):
             raise TxnAbortedError.of(
                 f"range {part.range_index} of stream {part.stream_id} was trimmed, with what"

@@ -1,4 +1,4 @@
-"""A place where backups are kept: a directory, or a bucket with a prefix, by object_store.
+"""Where backups are kept: a directory, or a bucket with a prefix, through object_store.
 
 Objects are written whole or not at all. Requests block threads: if object_store called an event
 loop, it could do so while the process ends, which aborts it. Credentials of object storage come
@@ -26,7 +26,7 @@ _TIMEOUT: Final = "10m"
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
-class Place:
+class BackupStorage:
     """Objects by path, which has no leading slash. Raises BackupError if it cannot be used."""
 
     def __init__(self, name: str, store: ObjectStore, folder: Path | None = None) -> None:
@@ -35,8 +35,8 @@ class Place:
         self._folder = folder
 
     @classmethod
-    def open(cls, name: str, *, is_new: bool = False) -> Place:
-        """Return the place of this name: a directory, or s3://BUCKET/PREFIX.
+    def open(cls, name: str, *, is_new: bool = False) -> BackupStorage:
+        """Open the storage of this name: a directory, or s3://BUCKET/PREFIX.
 
         A directory is made if it `is_new`. Raises ConfigurationError.
         """
@@ -54,7 +54,7 @@ class Place:
             parts = urlsplit(name)
             if parts.scheme != "s3" or not parts.netloc or parts.query or "@" in parts.netloc:
                 raise ConfigurationError(
-                    f"{name!a} is no place for backups; give a directory, or s3://BUCKET/PREFIX"
+                    f"{name!a} cannot hold backups; give a directory, or s3://BUCKET/PREFIX"
                 )
             prefix = parts.path.strip("/")
             is_plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in {"1", "true"}
@@ -67,7 +67,7 @@ class Place:
             ) from error
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write an object, in place of one that is there; it is durable then."""
+        """Write an object durably, in place of an object with this path."""
         from obstore.exceptions import BaseError
 
         try:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError
 from sbp_core.records.encodings import Encoding, register
-from sbp_core.records.encodings.rows import ROWS_SCHEMA
+from sbp_core.records.encodings.rows_encoding import ROWS_SCHEMA
 from sbp_core.records.envelope import Envelope, sequence_places
 from sbp_core.wire._generated import LAYOUTS, RecordMeta
 from sbp_core.wire.flat import Schema

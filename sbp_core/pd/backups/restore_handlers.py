@@ -5,16 +5,18 @@ first one has an index above all that the stream had, by a distance that no stre
 a backup and a loss. So clients that remember a placement, and transactions that were staged in a
 lost range, find no range of that index.
 
-The numbers of streams and of the revision go on at a distance, too. Commits are those of another
-life of the store: that is how readers which are ahead of the backup notice it.
+The numbers of streams and of the revision go on at a distance, too. The commits belong to another
+life of the store, by which readers that are ahead of the backup notice the restore.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+from msgspec import ValidationError, convert
 
 from sbp_core.access.rights import checked_grant
 from sbp_core.errors import ThrottledError, invalid
@@ -22,8 +24,8 @@ from sbp_core.pd.metadata.history import last_id_of_epoch
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import CursorChange, RangeRecord, SchemaRecord, ServerLoad, StreamRecord
 from sbp_core.pd.placement import Placement
-from sbp_core.pd.range_servers import Membership
-from sbp_core.pd.txns.transactions import Decided
+from sbp_core.pd.server_membership import Membership
+from sbp_core.pd.txns.decisions import Decided
 from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.wire.headers import (
@@ -35,10 +37,12 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS, shown
 
+T = TypeVar("T")
+
 _BACKUP_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _INDEX_SHIFT: Final = 16
 _GAP: Final = 1 << 24
-"""Distance of ids and revisions from those of the backup; a random one below that is added."""
+"""The least distance of ids and revisions to the backup's; a random number below it is added."""
 _OPEN: Final = frozenset(
     {
         *(Opcode.HEARTBEAT, Opcode.ALLOCATE_ID, Opcode.REPORT_METRICS),
@@ -144,7 +148,7 @@ def _begin(store: MetadataStore, backup_id: str, now_ms: int) -> bool:
 
 
 def _add(store: MetadataStore, part: ClusterMetadata, servers: tuple[ServerLoad, ...]) -> None:
-    """Add a part of the metadata; what is there already is kept."""
+    """Add a part of the metadata; existing metadata stay."""
     placement = Placement(servers, store.primary_counts())
     present = store.streams_by_id([_id_of(each) for each in part.streams])
     store.restore_streams(
@@ -154,13 +158,7 @@ def _add(store: MetadataStore, part: ClusterMetadata, servers: tuple[ServerLoad,
             if known is None
         ]
     )
-    news = [
-        SchemaRecord(
-            each.stream_id, each.version, each.fingerprint or "", each.schema, each.registered_at_ms
-        )
-        for each in part.schemas
-    ]
-    for new in news:
+    for new in _records(part.schemas, SchemaRecord):
         newest = store.schemas.maybe_newest(new.stream_id)
         if newest is None or newest.version < new.version:
             store.schemas.register([new])
@@ -178,19 +176,15 @@ def _add(store: MetadataStore, part: ClusterMetadata, servers: tuple[ServerLoad,
             ],
             is_revoked=False,
         )
-    store.transactions.restore(
-        [
-            Decided(
-                each.producer or "",
-                each.batch_number,
-                each.record_count,
-                each.digest,
-                each.decided_at_ms,
-                each.subject,
-            )
-            for each in part.txns
-        ]
-    )
+    store.transactions.restore(_records(part.txns, Decided))
+
+
+def _records(tables: Sequence[object], record: type[T]) -> list[T]:
+    """Convert tables of the protocol into values of the store: their fields have the same names."""
+    try:
+        return convert(tables, list[record], from_attributes=True)  # type: ignore[valid-type]
+    except ValidationError as error:
+        raise invalid(f"the backup has an incomplete {record.__name__}: {error}") from error
 
 
 def _id_of(extent: StreamExtent) -> int:

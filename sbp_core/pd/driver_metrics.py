@@ -17,11 +17,11 @@ from operator import attrgetter
 from typing import Final
 
 from sbp_core.errors import SbpError
-from sbp_core.pd.backups.restore import Restorer
+from sbp_core.pd.backups.restore_handlers import Restorer
 from sbp_core.pd.groups.group_operations import GroupOperations
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import range_table
-from sbp_core.pd.range_servers import Membership
+from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.peers.range_servers import Peers, by_address, server_addresses
 from sbp_core.server.metrics import Catalog, Reading
@@ -33,10 +33,10 @@ _LOG: Final = logging.getLogger(__name__)
 
 LAG_INTERVAL_SECONDS: Final = 10.0
 LAG_SERIES_MAX: Final = 200
-"""Cursors with a series of their own: those that lag most. The others are added up."""
+"""How many cursors, the ones that lag most, have a series of their own. The others are summed."""
 STREAM_RANGES_MAX: Final = 200
 LAG_CURSORS_MAX: Final = 5_000
-"""Cursors whose lag is looked at: those that were committed last."""
+"""How many cursors, the most recently committed, are looked at."""
 _LAG_STALE_SECONDS: Final = 60.0
 _LAG_WAIT_SECONDS: Final = 1.0
 
@@ -105,7 +105,7 @@ _STREAM_RANGES: Final = METRICS.gauge(
 )
 
 
-_Place = tuple[int, int]
+_StreamOffset = tuple[int, int]
 """A stream's id and an offset."""
 
 
@@ -117,7 +117,7 @@ class _Cursor:
     next_offset: int
 
     @property
-    def place(self) -> _Place:
+    def position(self) -> _StreamOffset:
         """The record that is read next."""
         return self.stream_id, self.next_offset
 
@@ -212,25 +212,28 @@ class GroupLags:
         """Return lags with the ages of the records that are read next, where servers tell."""
         behind = [each.cursor for each in lags if each.records]
         earlier = [
-            each.place
+            each.position
             for each in behind
             if each.next_offset < last_ranges[each.stream_id].start_offset
         ]
-        found = await self._store.peek(partial(_ranges_at, places=earlier))
+        found = await self._store.peek(partial(_ranges_at, positions=earlier))
         by_server = by_address(
-            (server_addresses(found.get(each.place) or last_ranges[each.stream_id])[0], each.place)
+            (
+                server_addresses(found.get(each.position) or last_ranges[each.stream_id])[0],
+                each.position,
+            )
             for each in behind
         )
         answers = await asyncio.gather(*(self._times_at(*each) for each in by_server.items()))
         times = {
-            place: time_ms
-            for places, answer in zip(by_server.values(), answers, strict=True)
-            for place, time_ms in zip(places, answer, strict=True)
+            position: time_ms
+            for positions, answer in zip(by_server.values(), answers, strict=True)
+            for position, time_ms in zip(positions, answer, strict=True)
         }
         now_ms = self._clock.wall_ms()
 
         def maybe_seconds(cursor: _Cursor) -> float | None:
-            time_ms = times.get(cursor.place)
+            time_ms = times.get(cursor.position)
             return None if time_ms is None else max(0, now_ms - time_ms) / 1000
 
         return [
@@ -238,12 +241,12 @@ class GroupLags:
             for each in lags
         ]
 
-    async def _times_at(self, address: str, places: Sequence[_Place]) -> list[int | None]:
+    async def _times_at(self, address: str, positions: Sequence[_StreamOffset]) -> list[int | None]:
         try:
-            return await self._peers.append_times(address, places)
+            return await self._peers.append_times(address, positions)
         except SbpError as error:
             _LOG.debug("ages of records not read: %s", error)
-            return [None] * len(places)
+            return [None] * len(positions)
 
 
 def _look(store: MetadataStore) -> tuple[list[_Cursor], int, list[StreamRange]]:
@@ -258,17 +261,21 @@ def _look(store: MetadataStore) -> tuple[list[_Cursor], int, list[StreamRange]]:
     return cursors, store.capacity.counts()["cursors"][0], ranges
 
 
-def _ranges_at(store: MetadataStore, places: Iterable[_Place]) -> dict[_Place, StreamRange]:
-    """Return the ranges that hold records, by their places; trimmed ones are left out."""
+def _ranges_at(
+    store: MetadataStore, positions: Iterable[_StreamOffset]
+) -> dict[_StreamOffset, StreamRange]:
+    """Return the ranges that hold records, by their positions; trimmed ones are left out."""
     addresses = store.servers.addresses()
-    found = {place: store.maybe_range_at(*place) for place in places}
+    found = {position: store.maybe_range_at(*position) for position in positions}
     return {
-        place: range_table(each, addresses) for place, each in found.items() if each is not None
+        position: range_table(each, addresses)
+        for position, each in found.items()
+        if each is not None
     }
 
 
 class Observation:
-    """A placement driver that leads, in `term` (`metadata/leadership.py`), as others see it."""
+    """The readiness and the metrics of a placement driver while it leads."""
 
     def __init__(
         self,
@@ -290,7 +297,7 @@ class Observation:
         self.lags: Final = GroupLags(store, peers, clock)
 
     def unready(self) -> Iterator[Unready]:
-        """Yield why the cluster serves nobody."""
+        """Yield why the cluster serves no clients."""
         if self._restorer.restoring is not None:
             yield Unready("restoring", self._restorer.notice)
 

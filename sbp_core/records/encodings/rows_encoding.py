@@ -55,20 +55,24 @@ def encode_rows(
     timestamp_ms: int,
     compression: Compression = "none",
     base_offset: int = 0,
+    is_checked: bool = False,
 ) -> bytes:
     """Return rows of ROWS_SCHEMA as a whole record batch, envelope included.
 
     `timestamp_ms` is the base timestamp, milliseconds since the epoch. A slice of a larger batch is
     written without the rest of it. The result has passed the checks of `decode_rows`, so that
-    nothing is written that no reader would accept. Raises RecordBatchError.
+    nothing is written that no reader would accept; `is_checked` says that the caller has checked
+    the rows. Raises RecordBatchError.
     """
-    check_rows_schema(batch)
-    check_values(batch)
-    return encode_checked_rows(
-        batch,
+    if not is_checked:
+        check_rows_schema(batch)
+        check_values(batch)
+    return encode_envelope(
+        [encode_body(batch, compression)],
         stream_id=stream_id,
-        timestamp_ms=timestamp_ms,
-        compression=compression,
+        record_count=batch.num_rows,
+        base_timestamp_ms=timestamp_ms,
+        encoding=ROWS_ENCODING,
         base_offset=base_offset,
     )
 
@@ -132,25 +136,6 @@ class RowsEncoding(Encoding):
             for field in ROWS_SCHEMA
         ]
         return pa.RecordBatch.from_arrays(columns, schema=ROWS_SCHEMA)
-
-
-def encode_checked_rows(
-    rows: pa.RecordBatch,
-    *,
-    stream_id: int,
-    timestamp_ms: int,
-    compression: Compression,
-    base_offset: int = 0,
-) -> bytes:
-    """Return rows that were checked as one record batch; see `encode_rows`."""
-    return encode_envelope(
-        [encode_body(rows, compression)],
-        stream_id=stream_id,
-        record_count=rows.num_rows,
-        base_timestamp_ms=timestamp_ms,
-        encoding=ROWS_ENCODING,
-        base_offset=base_offset,
-    )
 
 
 def offsets_array(base_offset: int, count: int) -> pa.Int64Array:
