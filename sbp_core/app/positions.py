@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from numbers import Integral
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -148,12 +149,12 @@ class Positions:
         chosen = {}
         for stream, offset in offsets.items():
             at = self.of(stream)
-            if not isinstance(offset, int) or not 0 <= offset <= at.next_offset:
+            if not isinstance(offset, Integral) or not 0 <= offset <= at.next_offset:
                 raise ConfigurationError(
                     f"offset {offset!r} of stream {stream} cannot be committed: the next record is"
                     f" at {at.next_offset}, and those from there on were not handed out"
                 )
-            chosen[at.stream_id] = offset
+            chosen[at.stream_id] = int(offset)
         return chosen
 
     def checked_cursors(
@@ -169,11 +170,11 @@ class Positions:
                 raise ConfigurationError(
                     f"expected names stream {stream}, for which no offset is committed"
                 )
-            if cursor is not None and (not isinstance(cursor, int) or cursor < 0):
+            if cursor is not None and (not isinstance(cursor, Integral) or cursor < 0):
                 raise ConfigurationError(
                     f"expected {cursor!r} of stream {stream} is no offset; None means no cursor"
                 )
-            cursors[self.of(stream).stream_id] = NO_CURSOR if cursor is None else cursor
+            cursors[self.of(stream).stream_id] = NO_CURSOR if cursor is None else int(cursor)
         return cursors
 
     def on_committed(self, offsets: Mapping[int, int]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from sbp_core.client.types import plain_int
 from sbp_core.records import offsets_array
 
 NO_HEADERS: Final[Mapping[str, bytes | None]] = MappingProxyType({})
@@ -92,8 +93,8 @@ _LAST_US: Final = timestamp_us_of(datetime.max.replace(tzinfo=UTC))
 def checked_timestamp_us(given: object) -> int:
     """Return the time of a record that is sent, in microseconds since the epoch.
 
-    `given` is that, or a datetime. Raises TypeError for anything else, ValueError for a time
-    outside the years 1 to 9999.
+    `given` is microseconds, as an integer of Python or numpy, or a datetime. Raises TypeError for
+    anything else, ValueError for a time outside the years 1 to 9999.
     """
     if isinstance(given, datetime):
         try:
@@ -101,6 +102,8 @@ def checked_timestamp_us(given: object) -> int:
         except OverflowError:
             raise ValueError(f"{given} is outside the years 1 to 9999 in UTC") from None
     if type(given) is not int:
+        given = plain_int(given)
+    if not isinstance(given, int) or isinstance(given, bool):
         raise TypeError(
             f"timestamp_us is {given!r:.80}; pass microseconds since 1970 as an int, or a datetime"
         )

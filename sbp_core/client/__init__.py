@@ -40,7 +40,7 @@ from sbp_core.client.types import (
     parse_endpoint,
     parse_endpoints,
 )
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.tls import Tls
 from sbp_core.wire.txn_id import is_producer, one_shot_producer, original_of, txn_id_of
 
@@ -73,6 +73,7 @@ __all__ = [
     "RangeServerInfo",
     "Reach",
     "ReceivedBatches",
+    "RequestedFeatures",
     "RetryPolicy",
     "Right",
     "SchemaVersion",
@@ -88,7 +89,6 @@ __all__ = [
     "TxnLoss",
     "TxnPart",
     "UnavailableRange",
-    "Wishes",
     "Writer",
     "is_producer",
     "newest_schemas",

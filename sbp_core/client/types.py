@@ -6,7 +6,8 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Final, NamedTuple
+from numbers import Integral
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,9 +15,11 @@ from sbp_core import limits
 from sbp_core.access.credentials import BearerToken, Credentials
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records.stream_schema import StreamSchema
-from sbp_core.session.negotiation import NO_WISHES, Wishes
+from sbp_core.session.negotiation import NO_FEATURES, RequestedFeatures
 from sbp_core.tls import Tls
 from sbp_core.wire.headers import BatchFilter, Projection
+
+T = TypeVar("T")
 
 EARLIEST: Final = -2
 """As a fetch offset: the first offset that the stream still has."""
@@ -91,10 +94,16 @@ class StreamUpdate:
     expected_properties: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
+def plain_int(value: T) -> T | int:
+    """Return an integer of another library, such as numpy, as an int; other values as they are."""
+    is_foreign = isinstance(value, Integral) and not isinstance(value, int)
+    return int(value) if is_foreign else value  # type: ignore[call-overload, no-any-return]
+
+
 def check_types(given: StreamSpec | StreamUpdate) -> None:
     """Raise ConfigurationError if a field has a value of another type than it is declared with."""
     try:
-        values = {each.name: getattr(given, each.name) for each in fields(given)}
+        values = {each.name: plain_int(getattr(given, each.name)) for each in fields(given)}
         msgspec.convert(values, type(given))
     except (msgspec.ValidationError, TypeError, AttributeError) as error:
         raise ConfigurationError(
@@ -439,7 +448,7 @@ class Connecting:
     """
 
     timeout_ms: int = limits.CONNECT_TIMEOUT_MS
-    wishes: Wishes = NO_WISHES
+    features: RequestedFeatures = NO_FEATURES
     on_timing: OnTiming | None = None
     tls: Tls | None = None
     credentials: Credentials | BearerToken | None = None
@@ -461,9 +470,9 @@ class Connecting:
         return "none"
 
     @property
-    def all_wishes(self) -> Wishes:
-        """The wishes, with what `on_timing` needs."""
-        return replace(self.wishes, handler_duration=self.on_timing is not None)
+    def all_features(self) -> RequestedFeatures:
+        """The requested features, and the one that `on_timing` needs."""
+        return replace(self.features, handler_duration=self.on_timing is not None)
 
 
 @dataclass(frozen=True, slots=True)

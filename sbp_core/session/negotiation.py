@@ -135,10 +135,12 @@ NOTHING: Final = Agreement()
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """The optional features of a client's connections: `Connecting(wishes=Wishes(...))`.
+class RequestedFeatures:
+    """The optional features that a client requests for its connections; a server may decline each.
 
-    A server may decline each of them. `compression`: large payloads are compressed with zstd, both
+        Connecting(features=RequestedFeatures(compression=True))
+
+    `compression`: large payloads are compressed with zstd, both
     ways; saves network, costs CPU. `isolation`: the name of the class in which range servers
     schedule the reads of this client, apart from those of other classes: 1 to
     ISOLATION_CLASS_LENGTH_MAX letters, digits, `.`, `_` and `-`. `handler_duration`: answers report
@@ -160,7 +162,7 @@ class Wishes:
             )
 
 
-NO_WISHES: Final = Wishes()
+NO_FEATURES: Final = RequestedFeatures()
 
 RECORD_BYTES_OFFER: Final = Feature(
     FeatureName.RECORD_BYTES, _RECORD_BYTES.pack(LARGEST.record_bytes)
@@ -193,7 +195,7 @@ def maybe_identity_end(answered: Iterable[Feature]) -> int | None:
 
 
 def offer(
-    wishes: Wishes, *, replication_versions: bytes = REPLICATION_VERSIONS
+    features: RequestedFeatures, *, replication_versions: bytes = REPLICATION_VERSIONS
 ) -> tuple[Feature, ...]:
     """Return the features that a client's first HEARTBEAT offers."""
     offered = [
@@ -209,14 +211,14 @@ def offer(
         Feature(FeatureName.REPLICATION, replication_versions),
         RECORD_BYTES_OFFER,
     ]
-    if wishes.compression:
+    if features.compression:
         offered.append(Feature(FeatureName.COMPRESSION, _CODEC))
-    if wishes.handler_duration:
+    if features.handler_duration:
         offered.append(Feature(FeatureName.HANDLER_DURATION))
-    if wishes.isolation:
-        offered.append(Feature(FeatureName.ISOLATION, wishes.isolation.encode()))
-    if wishes.restoring:
-        offered.append(Feature(FeatureName.RESTORE, wishes.restoring.encode()))
+    if features.isolation:
+        offered.append(Feature(FeatureName.ISOLATION, features.isolation.encode()))
+    if features.restoring:
+        offered.append(Feature(FeatureName.RESTORE, features.restoring.encode()))
     return tuple(offered)
 
 

@@ -13,12 +13,12 @@ from sbp_core.client import (
     Client,
     Connecting,
     FetchItem,
+    RequestedFeatures,
     RetryPolicy,
     StreamSpec,
-    Wishes,
 )
 from sbp_core.errors import RequestTimeoutError, UnsupportedError
-from sbp_core.session.negotiation import NO_WISHES, Agreement, offer
+from sbp_core.session.negotiation import NO_FEATURES, Agreement, offer
 from sbp_core.wire.headers import (
     Feature,
     FetchInfo,
@@ -31,7 +31,7 @@ from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import core_cluster, rows_batch, values_of
 from tests.support.wire import RawClient
 
-EVERYTHING = Wishes(compression=True, isolation="backfill", handler_duration=True)
+EVERYTHING = RequestedFeatures(compression=True, isolation="backfill", handler_duration=True)
 VALUES = [b"value %d of many that are alike" % number for number in range(20_000)]
 
 
@@ -80,7 +80,7 @@ def test_each_connection_has_a_number_of_its_own_and_the_log_shows_it(tmp_path, 
         numbers = []
         for _ in range(3):
             async with RawClient.at(cluster.pd.endpoint) as client:
-                numbers.append((await client.greet(NO_WISHES)).connection_id)
+                numbers.append((await client.greet(NO_FEATURES)).connection_id)
         assert len(set(numbers)) == 3
         await cluster.pd.stop()
         for number in numbers:
@@ -92,7 +92,7 @@ def test_each_connection_has_a_number_of_its_own_and_the_log_shows_it(tmp_path, 
 def test_only_the_first_offer_counts(tmp_path):
     async def body(cluster):
         async with RawClient.at(cluster.pd.endpoint) as client:
-            await client.greet(NO_WISHES)
+            await client.greet(NO_FEATURES)
             again = HeartbeatRequest(features=offer(EVERYTHING))
             (answer,) = await client.ask(Opcode.HEARTBEAT, again)
             assert [each.name for each in answer.features] == ["record-bytes"]
@@ -124,7 +124,7 @@ def test_nothing_is_replicated_without_a_version_that_both_ends_know(tmp_path, f
                 with pytest.raises(UnsupportedError, match="upgrade the older server"):
                     await client.ask(opcode, request)
         async with RawClient.at(cluster.server.endpoint) as client:
-            await client.greet(NO_WISHES)
+            await client.greet(NO_FEATURES)
             (answer,) = await client.ask(Opcode.REPLICATE, ReplicateRequest())
             assert answer.replicate_responses == ()
 
@@ -144,7 +144,7 @@ def test_a_server_drops_a_request_whose_deadline_is_over(tmp_path):
     async def body(cluster):
         await cluster.client.create_streams([StreamSpec("s")])
         async with RawClient.at(cluster.server.endpoint) as client:
-            assert (await client.greet(NO_WISHES)).has_deadline
+            assert (await client.greet(NO_FEATURES)).has_deadline
             with pytest.raises(RequestTimeoutError, match="timeout_ms"):
                 await client.ask(Opcode.FETCH, long_poll(50))
             assert not cluster.server._waiters._events, "a waiter for the stream is left"
@@ -158,7 +158,7 @@ def test_without_the_feature_a_request_has_no_deadline(tmp_path):
         async with RawClient.at(cluster.server.endpoint) as client:
             asked = asyncio.create_task(client.ask(Opcode.FETCH, long_poll(1)))
             async with RawClient.at(cluster.server.endpoint) as other:
-                await other.greet(NO_WISHES)
+                await other.greet(NO_FEATURES)
                 with pytest.raises(RequestTimeoutError):
                     await other.ask(Opcode.FETCH, long_poll(50))
             assert not asked.done()
@@ -192,7 +192,7 @@ def test_a_client_reads_what_it_wrote_with_every_feature(tmp_path):
 
     async def body(cluster):
         (stream,) = await cluster.client.create_streams([StreamSpec("s")])
-        connecting = Connecting(wishes=EVERYTHING, on_timing=timings.append)
+        connecting = Connecting(features=EVERYTHING, on_timing=timings.append)
         item = AppendItem(stream.stream_id, rows_batch(VALUES))
         wanted = FetchItem(stream.stream_id, 0, None, limits.BATCH_BYTES_MAX)
         async with AsyncClient(cluster.pd.endpoint, connecting=connecting) as client:
@@ -225,12 +225,12 @@ def test_compression_saves_bytes_on_the_wire(tmp_path):
             )
         )
         received = {}
-        for wishes in (NO_WISHES, EVERYTHING):
+        for features in (NO_FEATURES, EVERYTHING):
             async with RawClient.at(cluster.server.endpoint) as client:
-                await client.greet(wishes)
+                await client.greet(features)
                 before = client.received_bytes
                 await client.call(Opcode.FETCH, wanted)
-                received[wishes] = client.received_bytes - before
-        assert received[EVERYTHING] < received[NO_WISHES] / 2
+                received[features] = client.received_bytes - before
+        assert received[EVERYTHING] < received[NO_FEATURES] / 2
 
     run(tmp_path, body)

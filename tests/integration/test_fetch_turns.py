@@ -11,7 +11,7 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, StreamSpec
 from sbp_core.log.disk import OsDisk
 from sbp_core.rangeserver.fetching.read_scheduler import ReadClass
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
     FetchInfo,
@@ -232,7 +232,7 @@ def test_an_isolation_class_is_a_class_of_its_own(tmp_path):
         stream_id = await filled_stream(cluster, "any", 1, b"x")
         queue = queue_of(cluster)
         async with RawClient.at(cluster.server.endpoint) as client:
-            await client.greet(Wishes(isolation="backfill"))
+            await client.greet(RequestedFeatures(isolation="backfill"))
             call = asyncio.create_task(client.call(Opcode.FETCH, fetch(stream_id, 0)))
             await until(lambda: queue._classes)
             assert set(queue._classes) == {ReadClass("backfill", True)}

@@ -36,7 +36,7 @@ from sbp_core.records import (
     record_sizes,
     split_envelopes,
 )
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.wire.headers import (
     FetchInfo,
     FetchRequest,
@@ -186,7 +186,7 @@ def test_batches_staged_before_a_seal_are_copied(twelve):
 
 @pytest.mark.parametrize("compression", [False, True])
 def test_sizes_around_the_edge(twelve, compression):
-    connecting = Connecting(wishes=Wishes(compression=compression))
+    connecting = Connecting(features=RequestedFeatures(compression=compression))
     with Client(twelve.endpoint, connecting=connecting) as client:
         (stream_id,) = new_streams(client, 1)
         bound = client.record_bytes_max([stream_id])[stream_id]

@@ -36,7 +36,7 @@ from sbp_core.errors import (
     ThrottledError,
 )
 from sbp_core.session.connection import Connection
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.session.states import RequestReceived
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Flag, Opcode
@@ -202,7 +202,7 @@ def feed(conversation: Conversation, buffers: list) -> list:
 
 
 def test_a_deadline_before_the_connection_is_a_connect_error() -> None:
-    conversation = Conversation("h:1", "me", Wishes())
+    conversation = Conversation("h:1", "me", RequestedFeatures())
     call_id, _ = conversation.start(PING, lambda _: None)
     error = conversation.expire(call_id, Opcode.PING)
     assert isinstance(error, ConnectError)
@@ -211,7 +211,7 @@ def test_a_deadline_before_the_connection_is_a_connect_error() -> None:
 
 
 def test_a_deadline_on_a_connection_retires_it() -> None:
-    conversation = Conversation("h:1", "me", Wishes())
+    conversation = Conversation("h:1", "me", RequestedFeatures())
     conversation.phase = Phase.OPEN
     other: list = []
     expired, _ = conversation.start(PING, lambda _: None)
@@ -224,14 +224,14 @@ def test_a_deadline_on_a_connection_retires_it() -> None:
 
 
 def test_the_reason_of_a_failed_connection_is_reported_to_later_calls() -> None:
-    conversation = Conversation("h:1", "me", Wishes())
+    conversation = Conversation("h:1", "me", RequestedFeatures())
     conversation.end(connect_failed("h:1", OSError(111, "whatever"), 5))
     with pytest.raises(ConnectError, match="Connection refused"):
         conversation.start(PING, lambda _: None)
 
 
 def test_goaway_leaves_open_calls_and_refuses_new_ones() -> None:
-    conversation, server = Conversation("h:1", "me", Wishes()), Connection()
+    conversation, server = Conversation("h:1", "me", RequestedFeatures()), Connection()
     conversation.phase = Phase.OPEN
     got: list = []
     _, buffers = conversation.start(PING, got.append)
@@ -247,7 +247,7 @@ def test_goaway_leaves_open_calls_and_refuses_new_ones() -> None:
 
 
 def test_a_client_refuses_the_requests_that_it_does_not_serve() -> None:
-    conversation, server = Conversation("h:1", "me", Wishes()), Connection()
+    conversation, server = Conversation("h:1", "me", RequestedFeatures()), Connection()
     _, buffers = server.start_call(Opcode.APPEND, b"", [b"x"])
     server.decoder.receive_data(b"".join(feed(conversation, buffers)))
     (event,) = server.events()

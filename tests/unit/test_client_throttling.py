@@ -25,7 +25,7 @@ from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.client.types import Connecting
 from sbp_core.errors import DeadlineExceededError, Outcome, StatusCode, ThrottledError
 from sbp_core.session.connection import Connection
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.tls import Tls
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
@@ -171,7 +171,9 @@ class Asker:
 
     def __init__(self, identity="none"):
         self.time = Time()
-        self.client = Conversation("h:1", "me", Wishes(), identity=identity, clock=self.time)
+        self.client = Conversation(
+            "h:1", "me", RequestedFeatures(), identity=identity, clock=self.time
+        )
         self.server = Connection()
         self.requests = []
         self.answers = []

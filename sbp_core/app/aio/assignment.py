@@ -9,6 +9,7 @@ from typing import Protocol
 from sbp_core.app.positions import Start
 from sbp_core.app.record import timestamp_us_of
 from sbp_core.client import AsyncClient
+from sbp_core.client.types import plain_int
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError
 
 
@@ -95,6 +96,7 @@ async def locate(client: AsyncClient, streams: Mapping[int, str], start: Start) 
         return {}
     if isinstance(start, datetime):
         return await client.lookup_offsets(dict.fromkeys(streams, timestamp_us_of(start)))
+    start = plain_int(start)
     if not isinstance(start, int) and start not in {"earliest", "latest"}:
         raise ConfigurationError(
             f"start {start!r} is not 'earliest', 'latest', an offset or a datetime"

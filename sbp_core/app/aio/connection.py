@@ -33,7 +33,7 @@ from sbp_core.client import (
     StreamUpdate,
     Tls,
 )
-from sbp_core.errors import AlreadyExistsError, ConfigurationError
+from sbp_core.errors import AlreadyExistsError, ConfigurationError, SbpError
 from sbp_core.records import Compression
 
 NO_PROPERTIES: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -271,12 +271,23 @@ class AsyncConnection(Unsendable):
         return AsyncTransaction(self.client, streams)
 
     async def close(self) -> None:
-        """Close what was made here, the newest first, then the connections. Idempotent."""
+        """Close what was made here, the newest first, then the connections. Idempotent.
+
+        Raises the first error of a producer or consumer, once all of them are closed.
+        """
+        errors: list[SbpError] = []
         try:
             while self._open:
-                await next(reversed(self._open)).close()
+                newest = next(reversed(self._open))
+                try:
+                    await newest.close()
+                except SbpError as error:
+                    errors.append(error)
+                self._forget(newest)
         finally:
             await self.client.close()
+        if errors:
+            raise errors[0]
 
     async def __aenter__(self) -> Self:
         return self

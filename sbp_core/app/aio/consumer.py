@@ -86,7 +86,7 @@ class AsyncConsumer(OfProcess):
         )
         self._selected: dict[int, StreamInfo] = {}
         self._found_first: frozenset[int] = frozenset()
-        self._is_begun = self._is_closed = False
+        self._is_begun = self._is_closed = self._is_closing = False
         self._refusal: ConfigurationError | None = None
         """The error of every use in the child of a fork."""
         self._is_taking = False
@@ -253,16 +253,26 @@ class AsyncConsumer(OfProcess):
         self._positions.seek(at, offsets[at.stream_id])
 
     async def close(self) -> None:
-        """Commit what is done, unless that is left to the caller. Idempotent. Raises SbpError."""
-        if self._is_closed:
+        """Commit what is done, unless that is left to the caller. Idempotent. Raises SbpError.
+
+        If this is cancelled, another call goes on with it.
+        """
+        if self._is_closed and not self._is_closing:
             return
-        self._is_closed = True
+        self._is_closed = self._is_closing = True
         self._hand.mark_done()
         self._forget_fetched()
+        try:
+            if self._refusal is None:
+                await self._leave()
+        except Exception:
+            self._is_closing = False
+            raise
+        self._is_closing = False
         if self._on_close is not None:
             self._on_close(self)
-        if self._refusal is not None:
-            return
+
+    async def _leave(self) -> None:
         try:
             await self._commit_done()
         finally:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from functools import partial
@@ -24,16 +24,19 @@ from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AsyncClient, one_shot_producer, txn_id_of
 from sbp_core.client import Transaction as Staging
 from sbp_core.client.facades import internal
-from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.errors import ConfigurationError
 from sbp_core.wording import listed
+
+_LOG: Final = logging.getLogger("sbp_core.app")
 
 
 class _State(Enum):
-    """Committing is entered by the first `commit`; what fails there may be repeated."""
+    """The first `commit` enters COMMITTING, `abort` ABORTING. Both may be repeated there."""
 
     OPEN = "open"
     COMMITTING = "being committed"
     COMMITTED = "committed"
+    ABORTING = "being aborted"
     ABORTED = "aborted"
 
 
@@ -61,7 +64,8 @@ class AsyncTransaction(OfProcess):
         self._unstaged_count = 0
         """Batches that were taken to be staged, and are not known to be."""
         self._work: asyncio.Task[None] | None = None
-        """Stages or commits; it outlives a caller that is cancelled, and the next use awaits it."""
+        """Stages or commits. The task outlives a caller that is cancelled: the next call waits for
+        it, whichever that is."""
         self._state = _State.OPEN
         self._refusal: ConfigurationError | None = None
         """The error of every use in the child of a fork."""
@@ -138,12 +142,10 @@ class AsyncTransaction(OfProcess):
         """
         self._check_process()
         was_left = self._work is not None
-        await self._settle()
+        await self._finish_work()
         if was_left and self._state is _State.COMMITTED:
             return
-        if self._state not in {_State.OPEN, _State.COMMITTING}:
-            raise self._over()
-        await self._do(self._commit)
+        await self._do(self._commit, {_State.OPEN, _State.COMMITTING})
 
     async def _commit(self) -> None:
         await self._stage_collected()
@@ -165,17 +167,21 @@ class AsyncTransaction(OfProcess):
     async def abort(self) -> None:
         """Drop all records. Raises SbpError; they never become visible in any case.
 
-        Raises ConfigurationError once `commit` was called.
+        Waits until the calls that were cancelled before have staged what they had begun to stage.
+        After an error or a cancellation it may be called again. Raises ConfigurationError once
+        `commit` was called.
         """
         self._check_process()
-        with suppress(SbpError):
-            await self._settle()
-        if self._state is not _State.OPEN:
+        await self._end_work()
+        # No await between the end of the work and the new state: a call that waited for the same
+        # work finds the transaction aborted, and stages nothing behind the abort.
+        if self._state not in {_State.OPEN, _State.ABORTING}:
             raise self._over()
-        self._state = _State.ABORTED
+        self._state = _State.ABORTING
         parts = self._staging.parts()
         if parts:
             await self._client.abort_txns(parts)
+        self._state = _State.ABORTED
 
     async def __aenter__(self) -> Self:
         return self
@@ -186,11 +192,12 @@ class AsyncTransaction(OfProcess):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._state is not _State.OPEN:
-            return
-        if kind is None:
+        if kind is None and self._state is _State.OPEN:
             await self.commit()
-        else:
+            return
+        # A commit that was cancelled in the block goes on: its client may be closed behind it.
+        await self._end_work()
+        if self._state is _State.OPEN:
             await self.abort()
 
     @internal
@@ -226,21 +233,42 @@ class AsyncTransaction(OfProcess):
         """Stage batches. Raises SbpError."""
         await self._do(partial(self._stage, batches))
 
-    async def _do(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do something to its end, also if the caller is cancelled: batches were taken for it."""
-        await self._settle()
-        self._work = asyncio.create_task(begin())
-        await self._settle()
+    async def _do(
+        self,
+        begin: Callable[[], Coroutine[Any, Any, None]],
+        states: Collection[_State] = (_State.OPEN,),
+    ) -> None:
+        """Do work to its end even if the caller is cancelled: batches were taken for it.
 
-    async def _settle(self) -> None:
-        """Wait for the work that a cancelled caller may have left. Raises its error."""
-        work = self._work
-        if work is not None:
-            try:
-                await asyncio.shield(work)
-            finally:
-                if work.done():
-                    self._work = None
+        Raises ConfigurationError unless the transaction is in one of the states when it begins.
+        """
+        await self._finish_work()
+        if self._state not in states:
+            raise self._over()
+        self._work = asyncio.create_task(begin())
+        await self._finish_work()
+
+    async def _finish_work(self) -> None:
+        """Wait for the work of this call, or of one that was cancelled. Raises its error."""
+        error = await self._maybe_error()
+        if error is not None:
+            raise error
+
+    async def _end_work(self) -> None:
+        """Wait for the work that a cancelled call left, and log its error."""
+        error = await self._maybe_error()
+        if error is not None:
+            _LOG.warning("cancelled call failed txn=%s: %r", self._staging.txn_id, error)
+
+    async def _maybe_error(self) -> BaseException | None:
+        """Return the error of the work once there is none any more."""
+        error: BaseException | None = None
+        while (work := self._work) is not None:
+            await asyncio.wait([work])
+            if self._work is work:  # else another call has its error
+                self._work = None
+                error = asyncio.CancelledError() if work.cancelled() else work.exception()
+        return error
 
     async def _stage(self, batches: Sequence[Outgoing]) -> None:
         self._unstaged_count += len(batches)

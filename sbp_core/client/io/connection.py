@@ -42,7 +42,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._conversation = Conversation(
             endpoint,
             client_id,
-            connecting.all_wishes,
+            connecting.all_features,
             connecting.credentials,
             identity=connecting.shown_identity,
             clock=self._loop.time,

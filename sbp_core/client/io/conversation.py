@@ -38,7 +38,7 @@ from sbp_core.errors import (
 )
 from sbp_core.record_sizes import LARGEST
 from sbp_core.session.connection import Connection
-from sbp_core.session.negotiation import Agreement, FeatureName, Wishes, offer, settle
+from sbp_core.session.negotiation import Agreement, FeatureName, RequestedFeatures, offer, settle
 from sbp_core.session.states import (
     CallFailed,
     ConnectionBroken,
@@ -94,7 +94,7 @@ class Conversation:
         self,
         endpoint: str,
         client_id: str,
-        wishes: Wishes,
+        features: RequestedFeatures,
         credentials: Credentials | BearerToken | None = None,
         *,
         identity: str = "none",
@@ -103,7 +103,7 @@ class Conversation:
         self.endpoint = endpoint
         self.phase = Phase.CONNECTING
         self._client_id = client_id
-        self._offer = offer(wishes)
+        self._offer = offer(features)
         self._greeting_id = 0
         self._session = Connection(LARGEST.frame_bytes)
         self._unasked = Unasked()

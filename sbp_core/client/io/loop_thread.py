@@ -26,7 +26,8 @@ _CANCEL_SECONDS: Final = 1.0
 """How long an interrupted caller waits for the end of its call."""
 
 _LEFT: Final[list[object]] = []
-"""The loops of parents of this process: collected here, they would close files of theirs."""
+"""The loops of parents of this process, and their tasks: collected here, they would close files of
+the parents."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -175,7 +176,11 @@ class _Current:
 
     def leave(self) -> None:
         """Forget the loop of the parent, in the child of a fork."""
-        _LEFT.append(self.running)
+        if self.running is not None:
+            tasks = asyncio.all_tasks(self.running.loop)
+            for each in tasks:  # they go on in the parent: no warning when this process ends
+                each._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+            _LEFT.append((self.running, tasks))
         self.lock, self.running = threading.Lock(), None
 
 

@@ -88,7 +88,7 @@ async def _find(context: Context, refs: Sequence[int | str]) -> dict[int | str, 
     for chunk in chunks(list(dict.fromkeys(refs))):
         header = DescribeStreamsRequest(
             timeout_ms=context.timeout_ms,
-            stream_ids=tuple(ref for ref in chunk if isinstance(ref, int)),
+            stream_ids=tuple(ref for ref in chunk if not isinstance(ref, str)),
             names=tuple(ref for ref in chunk if isinstance(ref, str)),
         )
         for info in await _describe(context, header):
