@@ -14,9 +14,9 @@ from sbp_core.app.aio import (
 )
 from sbp_core.app.blocking import Assignment, Connection, Consumer, Producer, Transaction, connect
 from sbp_core.app.delivery import AsyncDelivery, Delivered, Delivery
+from sbp_core.app.encoding import Rows
 from sbp_core.app.positions import Start
 from sbp_core.app.record import Batch, Record
-from sbp_core.app.rows import Rows
 
 __all__ = [
     "Assignment",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from sbp_core.client.io.loop_thread import loop_thread
+from sbp_core.client.facades import loop_thread
 
 _LOG: Final = logging.getLogger("sbp_core.app")
 

@@ -24,9 +24,8 @@ from enum import Enum, auto
 
 from sbp_core.app import defaults
 from sbp_core.app.delivery import Receipt
-from sbp_core.app.encoding import Collected, Encoded, Outgoing, record_bytes
+from sbp_core.app.encoding import Collected, Encoded, Outgoing, Target, record_bytes
 from sbp_core.app.record import checked_timestamp_us
-from sbp_core.app.rows import Target
 from sbp_core.errors import ConfigurationError, SbpError
 
 

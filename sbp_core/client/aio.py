@@ -11,19 +11,19 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sbp_core import limits
 from sbp_core.client.cluster_info import RangeServerInfo
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.aio_transport import AsyncPool, is_own_endpoint
 from sbp_core.client.operations import (
     appending,
-    bounds,
     calls,
+    consumer_groups,
     fetching,
     metadata,
-    positions,
+    time_lookup,
     watching,
 )
-from sbp_core.client.operations import membership as members
 from sbp_core.client.operations import range_placement as placement
-from sbp_core.client.operations import stored_bytes as sizes
+from sbp_core.client.operations import stream_bounds as bounds
 from sbp_core.client.operations import stream_changes as changes
 from sbp_core.client.operations import txn_decisions as txns
 from sbp_core.client.operations.appending import AsyncAppender, OnAppended, OnFailed
@@ -32,14 +32,7 @@ from sbp_core.client.operations.numbering import Transaction, Writer
 from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.operations.replicas import Replicas
 from sbp_core.client.operations.router import PlacementDrivers, Router
-from sbp_core.client.types import (
-    AppendItem,
-    AppendOutcome,
-    Connecting,
-    FetchItem,
-    FetchOutcome,
-    StoreCommit,
-)
+from sbp_core.client.types import AppendItem, AppendOutcome, FetchItem, FetchOutcome, StoreCommit
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Opcode
@@ -178,23 +171,23 @@ class AsyncClient:
     stream_bounds = _operation(bounds.stream_bounds)
     watch_bounds = _operation(watching.watch_bounds)
     reach = _operation(watching.reach)
-    stored_bytes = _operation(sizes.stored_bytes)
+    stored_bytes = _operation(bounds.stored_bytes)
     probe = _operation(watching.probe)
-    lookup_offsets = _operation(positions.lookup_offsets)
-    append_times = _operation(positions.append_times)
+    lookup_offsets = _operation(time_lookup.lookup_offsets)
+    append_times = _operation(time_lookup.append_times)
 
     commit_txn = _operation(txns.commit_txn)
     abort_txns = _operation(txns.abort_txns)
     give_up_txn = _operation(txns.give_up_txn)
     describe_txns = _operation(txns.describe_txns)
 
-    commit_cursors = _operation(positions.commit_cursors)
-    describe_cursors = _operation(positions.describe_cursors)
-    list_groups = _operation(positions.list_groups)
-    join_group = _operation(members.join_group)
-    group_heartbeat = _operation(members.group_heartbeat)
-    leave_group = _operation(members.leave_group)
-    describe_group = _operation(members.describe_group)
+    commit_cursors = _operation(consumer_groups.commit_cursors)
+    describe_cursors = _operation(consumer_groups.describe_cursors)
+    list_groups = _operation(consumer_groups.list_groups)
+    join_group = _operation(consumer_groups.join_group)
+    group_heartbeat = _operation(consumer_groups.group_heartbeat)
+    leave_group = _operation(consumer_groups.leave_group)
+    describe_group = _operation(consumer_groups.describe_group)
 
     async def append(
         self,

@@ -1,4 +1,4 @@
-"""The blocking client: a facade of the asyncio client, on the event loop of io/loop_thread.py."""
+"""The blocking client: a facade of the asyncio client, on the event loop of facades.py."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any, Self
 
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.facades import blocking, documented_as, internal
-from sbp_core.client.io.loop_thread import Callbacks, loop_thread
+from sbp_core.client.connecting import Connecting
+from sbp_core.client.facades import Callbacks, blocking, documented_as, internal, loop_thread
 from sbp_core.client.operations.appending import AsyncAppender, OnAppended, OnFailed
 from sbp_core.client.operations.calls import RetryPolicy
 from sbp_core.client.operations.numbering import Transaction, Writer
 from sbp_core.client.types import (
     AppendItem,
-    Connecting,
     FetchItem,
     FetchOutcome,
     SchemaVersion,
@@ -96,7 +95,7 @@ class Client:
         self.on_loop = AsyncClient(
             endpoint, timeout_ms=timeout_ms, connecting=connecting, retry=retry, random=random
         )
-        """The client that does the work, on the loop of `io.loop_thread`."""
+        """The client that does the work, on the loop of `loop_thread`."""
 
     @classmethod
     @internal

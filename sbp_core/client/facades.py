@@ -1,13 +1,198 @@
-"""How the blocking classes follow from the asyncio classes: they are facades of them."""
+"""The event loop of the blocking clients of a process, on a thread of its own.
+
+A call of a blocking client is a coroutine on that loop, and the caller's thread waits for it. The
+loop polls with `poll`, which has no state in the kernel that a fork would share. The child of a
+fork has no such thread: it starts a loop of its own at its first call, and leaves the connections
+of its parent alone.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import inspect
-from collections.abc import Callable, Coroutine
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+import os
+import queue
+import selectors
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from sbp_core.client.io.loop_thread import loop_thread
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_CANCEL_SECONDS: Final = 1.0
+"""How long an interrupted caller waits for the end of its call."""
+
+_LEFT: Final[list[object]] = []
+"""The loops of parents of this process, and their tasks: collected here, they would close files of
+the parents."""
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Runs blocking work, such as the look-up of a name, on threads that last one call.
+
+    The executors of `concurrent.futures` refuse work once the main thread has ended.
+    """
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Run a function; None stands for a thread of its own."""
+        if executor is not None:
+            return super().run_in_executor(executor, func, *args)
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def work() -> None:
+            try:
+                done.set_result(func(*args))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+                done.set_exception(error)
+
+        try:
+            threading.Thread(target=work, name="sbp-client-call", daemon=True).start()
+        except RuntimeError:  # the interpreter ends
+            work()
+        return asyncio.wrap_future(done, loop=self)
+
+
+class Callbacks:
+    """Runs the callbacks of a call on the thread that waits for the call.
+
+    A callback may use a blocking client there, which it cannot on the loop.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], object] | concurrent.futures.Future[Any]]
+        self._calls = queue.SimpleQueue()
+
+    def of(self, callback: Callable[P, object]) -> Callable[P, None]:
+        """Return what to call on the loop in place of a callback."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            self._calls.put(partial(callback, *args, **kwargs))
+
+        return call
+
+    def run_until(self, ended: concurrent.futures.Future[Any]) -> None:
+        """Run callbacks until the call has ended, and all of its callbacks have run."""
+        ended.add_done_callback(self._calls.put)
+        while (call := self._calls.get()) is not ended:
+            if callable(call):
+                call()
+
+
+class LoopThread:
+    """An event loop that runs until the process ends."""
+
+    def __init__(self) -> None:
+        self.loop: Final = _Loop(selectors.PollSelector())
+        run = self.loop.run_forever
+        self._thread = threading.Thread(target=run, name="sbp-client", daemon=True)
+        self._thread.start()
+
+    def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        seconds: float | None = None,
+        callbacks: Callbacks | None = None,
+    ) -> T:
+        """Return the result of a coroutine; `callbacks` run on this thread before that.
+
+        The coroutine is cancelled if its caller is interrupted, or a callback raises. Raises
+        TimeoutError, and cancels it, after some `seconds`.
+        """
+        self._check_caller(work.close)
+        ended = threading.Event()
+
+        async def watched() -> T:
+            try:
+                return await work
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(watched(), self.loop)
+        try:
+            if callbacks is not None:
+                callbacks.run_until(future)
+            return future.result(seconds)
+        except BaseException:
+            if future.cancel():  # what is called next must not meet it half way
+                ended.wait(_CANCEL_SECONDS)
+                if callbacks is not None:
+                    callbacks.run_until(future)
+            raise
+
+    def _check_caller(self, give_up: Callable[[], object]) -> None:
+        if threading.current_thread() is self._thread:
+            give_up()
+            raise RuntimeError(
+                "code on the event loop of the blocking clients called a blocking client, and"
+                " would wait for itself: hand the work to another thread"
+            )
+
+    def iterate(self, items: AsyncGenerator[T]) -> Generator[T, None, None]:
+        """Yield items as they come, without a wait for the loop for each.
+
+        The generator runs ahead of its consumer. It is closed with this one.
+        """
+        self._check_caller(lambda: None)
+        arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
+
+        async def pump() -> None:
+            try:
+                async for item in items:
+                    arrived.put((item,))
+                arrived.put(None)
+            except Exception as error:  # noqa: BLE001 - it is raised where the items are consumed
+                arrived.put(error)
+            finally:
+                await items.aclose()
+
+        future = asyncio.run_coroutine_threadsafe(pump(), self.loop)
+        try:
+            while (found := arrived.get()) is not None:
+                if isinstance(found, BaseException):
+                    raise found
+                yield found[0]
+        finally:
+            future.cancel()
+
+
+class _Current:
+    """The loop of this process, once there is one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running: LoopThread | None = None
+
+    def get(self) -> LoopThread:
+        """Return the loop; start it if there is none."""
+        with self.lock:
+            if self.running is None:
+                self.running = LoopThread()
+            return self.running
+
+    def leave(self) -> None:
+        """Forget the loop of the parent, in the child of a fork."""
+        if self.running is not None:
+            tasks = asyncio.all_tasks(self.running.loop)
+            for each in tasks:  # they go on in the parent: no warning when this process ends
+                each._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+            _LEFT.append((self.running, tasks))
+        self.lock, self.running = threading.Lock(), None
+
+
+_CURRENT: Final = _Current()
+os.register_at_fork(after_in_child=_CURRENT.leave)
+
+
+def loop_thread() -> LoopThread:
+    """Return the loop of this process."""
+    return _CURRENT.running or _CURRENT.get()
+
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -17,7 +202,7 @@ T = TypeVar("T")
 
 
 class Facade(Protocol[A]):
-    """A blocking object; `on_loop` does its work, on the loop of `io.loop_thread`."""
+    """A blocking object; `on_loop` does its work, on the loop of `loop_thread`."""
 
     on_loop: A
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from numbers import Integral
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from sbp_core import limits
-from sbp_core.access.credentials import BearerToken, Credentials
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records.stream_schema import StreamSchema
-from sbp_core.session.negotiation import NO_FEATURES, RequestedFeatures
-from sbp_core.tls import Tls
 from sbp_core.wire.headers import BatchFilter, Projection
 
 T = TypeVar("T")
@@ -28,13 +23,6 @@ LATEST: Final = -1
 
 NO_CURSOR: Final = -1
 """As the next offset of a cursor to commit: forget the cursor."""
-
-_ENDPOINT: Final = re.compile(
-    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\s:\[\]/@,?#%]+))"
-    r":(?P<port>[0-9]{1,5})"
-)
-_UNSHOWN: Final = re.compile(r"[/?#%].*", re.DOTALL)
-"""The rest of a URL after the address: it may hold a password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,105 +376,60 @@ class FetchOutcome:
         return self.batches.payload
 
 
-def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return (host, port) of "host:port"; an IPv6 address stands in brackets.
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A member of a group, and the streams that it is to read, by id, as of a generation.
 
-    A host name is in its ASCII form. Raises ConfigurationError for anything else.
+    The rules for members are in the protocol, "Consumer groups". In short: read `stream_ids` only,
+    each from its cursor; send heartbeats, every third of `session_timeout_ms`; stop if that time
+    has passed since the last answered one was sent, and on MemberUnknownError.
     """
-    if len(text) > limits.ADDRESS_LENGTH_MAX:
-        raise ConfigurationError(
-            f"an endpoint of {len(text)} characters is too long;"
-            f" host:port has {limits.ADDRESS_LENGTH_MAX} at most"
-        )
-    found = _ENDPOINT.fullmatch(text)
-    is_text = text.isascii() and text.isprintable()
-    if found is None or not is_text or not 0 < int(found["port"]) < 65536:
-        raise _wrong(text)
-    try:
-        ipaddress.IPv6Address(found["ipv6"] or "::")
-    except ValueError:
-        raise _wrong(text) from None
-    return found["ipv6"] or found["host"], int(found["port"])
 
-
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Return the endpoints of "host:port,host:port", one or several, each once.
-
-    Raises ConfigurationError for what `parse_endpoint` refuses, and for too many.
-    """
-    endpoints = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
-    for each in endpoints:
-        parse_endpoint(each)
-    if len(endpoints) > limits.PLACEMENT_DRIVERS_MAX:
-        raise ConfigurationError(
-            f"{len(endpoints)} endpoints are too many; name"
-            f" {limits.PLACEMENT_DRIVERS_MAX} placement drivers at most"
-        )
-    return endpoints
-
-
-def _wrong(text: str) -> ConfigurationError:
-    if "@" in text:  # may hold a password, so it is not shown
-        return ConfigurationError(
-            "the endpoint has an '@': leave out user and password, there is no option for them;"
-            " write host:port"
-        )
-    shown = _UNSHOWN.sub("...", text)
-    return ConfigurationError(
-        f"endpoint {shown!a} is not host:port; write for example 127.0.0.1:12378,"
-        " log.example.org:12378 or [::1]:12378"
-    )
+    group: str
+    member_id: str
+    generation: int
+    stream_ids: tuple[int, ...]
+    session_timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Connecting:
-    """How connections are made: the timeout, the features to ask for, and a callback for timings.
+class MemberInfo:
+    """A member of a group. It is to read `stream_ids`, and to give up `revoked_ids`.
 
-    With `tls` servers have to speak TLS, without it they must not. `credentials` name the token
-    that says who the client is, to servers that want to know; it goes over TLS only. `on_timing` is
-    called with each call that was answered, in whichever thread noticed it; it must return at once.
+    `patterns` are names of streams, and begins of names followed by `*`. Without a `subject` it may
+    read all streams. The times are in ms.
     """
 
-    timeout_ms: int = limits.CONNECT_TIMEOUT_MS
-    features: RequestedFeatures = NO_FEATURES
-    on_timing: OnTiming | None = None
-    tls: Tls | None = None
-    credentials: Credentials | BearerToken | None = None
-
-    def __post_init__(self) -> None:
-        if self.credentials is not None and self.tls is None:
-            raise ConfigurationError(
-                f"a token ({self.credentials}) is sent over TLS only: name the authorities of the"
-                " servers too (ca_file of Tls, --tls-ca, or the option tlsCaFile)"
-            )
-
-    @property
-    def shown_identity(self) -> str:
-        """The file, or variable, that says who the client is; for the log, so never the token."""
-        if self.credentials is not None:
-            return str(self.credentials)
-        if self.tls is not None and self.tls.cert_file is not None:
-            return f"certificate {self.tls.cert_file}"
-        return "none"
-
-    @property
-    def all_features(self) -> RequestedFeatures:
-        """The requested features, and the one that `on_timing` needs."""
-        return replace(self.features, handler_duration=self.on_timing is not None)
+    member_id: str
+    patterns: tuple[str, ...]
+    stream_ids: tuple[int, ...]
+    revoked_ids: tuple[int, ...]
+    session_timeout_ms: int
+    handover_timeout_ms: int
+    subject: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class CallTiming:
-    """One call that was answered. Times are in ms.
+class GroupDescription:
+    """A group and its members by id; without any, the generation is -1."""
 
-    `round_trip_ms`: from the request to the last frame of the answer. `server_ms`: the
-    time of the server, long polls included; None if it reports none.
-    """
+    group: str
+    generation: int
+    members: tuple[MemberInfo, ...]
 
-    endpoint: str
-    operation: str
-    round_trip_ms: float
-    server_ms: float | None
+    @property
+    def state(self) -> str:
+        """Whether it is `empty`, `stable`, or `rebalancing`: a member is to give a stream up."""
+        if not self.members:
+            return "empty"
+        is_moving = any(each.revoked_ids for each in self.members)
+        return "rebalancing" if is_moving else "stable"
 
-
-OnTiming = Callable[[CallTiming], None]
+    @property
+    def holders(self) -> dict[int, str]:
+        """The member that holds each stream, by the id of the stream."""
+        return {
+            stream_id: each.member_id
+            for each in self.members
+            for stream_id in (*each.stream_ids, *each.revoked_ids)
+        }

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.client import NO_CURSOR, CursorInfo, Reach, StreamInfo
-from sbp_core.client.stream_position import Position, PositionKind, find_offset, parse_position
 from sbp_core.errors import ConfigurationError, InvalidRequestError, SbpError
+from sbp_core.operating.stream_position import Position, PositionKind, find_offset, parse_position
 from sbp_core.wording import counted
 
 FIELDS_MAX: Final = 100

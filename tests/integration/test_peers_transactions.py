@@ -20,7 +20,7 @@ from sbp_core.errors import (
     WriterGapError,
 )
 from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
-from sbp_core.peers.transactions import (
+from sbp_core.peers.driver_calls import (
     Ended,
     TxnEnd,
     copy_staged,

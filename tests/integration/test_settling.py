@@ -11,7 +11,7 @@ from sbp_core.client import StreamSpec
 from sbp_core.errors import Outcome, RangeNotFoundError, RequestTimeoutError, WritersNotThereError
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.pd.streams import sealing
-from sbp_core.peers import replicas
+from sbp_core.peers import replica_calls as replicas
 from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.replicating import primary as leading
 from sbp_core.rangeserver.replicating import settling

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sbp_core.app.aio.member import AsyncMember
+from sbp_core.app.aio.assignment import AsyncMember
 from sbp_core.client import Membership
 from tests.support.clock import until
 

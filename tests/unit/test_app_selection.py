@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbp_core.app.selection import Selection
+from sbp_core.app.positions import Selection
 from sbp_core.client import StreamInfo
 from sbp_core.errors import ConfigurationError, NotFoundError
 

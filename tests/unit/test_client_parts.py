@@ -17,8 +17,7 @@ from sbp_core.client import (
     parse_endpoints,
 )
 from sbp_core.client.io.aio_transport import AsyncCalls
-from sbp_core.client.io.connection_errors import connect_failed, lost
-from sbp_core.client.io.conversation import Conversation, Phase
+from sbp_core.client.io.conversation import Conversation, Phase, connect_failed, lost
 from sbp_core.client.operations.open_calls import Arrival, Call, Reply, Sink, gather, pause
 from sbp_core.client.operations.router import Router
 from sbp_core.errors import (

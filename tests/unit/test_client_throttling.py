@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sbp_core import limits
 from sbp_core.access.credentials import Credentials
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.aio_transport import AsyncCalls
 from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.conversation import Conversation
@@ -22,7 +23,6 @@ from sbp_core.client.operations.appending import AppendKind, append
 from sbp_core.client.operations.calls import Context, exchange
 from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.operations.router import PlacementDrivers, Router
-from sbp_core.client.types import Connecting
 from sbp_core.errors import DeadlineExceededError, Outcome, StatusCode, ThrottledError
 from sbp_core.session.connection import Connection
 from sbp_core.session.negotiation import RequestedFeatures

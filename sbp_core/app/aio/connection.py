@@ -10,19 +10,16 @@ import pyarrow as pa
 
 from sbp_core import group_limits, limits
 from sbp_core.app import defaults
-from sbp_core.app.aio.assignment import AsyncAssignment, AsyncWholeSelection
+from sbp_core.app.aio.assignment import AsyncAssignment, AsyncMember, AsyncWholeSelection
 from sbp_core.app.aio.consumer import AsyncConsumer
-from sbp_core.app.aio.fetching import OnTrimmed
-from sbp_core.app.aio.iterating import AsyncRecordIterator, Hand
-from sbp_core.app.aio.member import AsyncMember
+from sbp_core.app.aio.fetched import AsyncRecordIterator, Hand, OnTrimmed
 from sbp_core.app.aio.producer import AsyncProducer, OnDelivery
 from sbp_core.app.aio.transaction import AsyncTransaction
-from sbp_core.app.frames import schema_of
+from sbp_core.app.encoding import ArrowStream, schema_of
 from sbp_core.app.gates import OnLoop
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
 from sbp_core.app.process import Unsendable
-from sbp_core.app.rows import ArrowStream
 from sbp_core.client import (
     AsyncClient,
     Connecting,

@@ -12,12 +12,17 @@ from typing import Final, Self, cast, get_args
 
 from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment, locate
-from sbp_core.app.aio.fetching import AsyncFetcher, OnTrimmed
-from sbp_core.app.aio.iterating import AsyncBatchIterator, AsyncRecordIterator, Hand
-from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
+from sbp_core.app.aio.fetched import (
+    AsyncBatchIterator,
+    AsyncFetcher,
+    AsyncRecordIterator,
+    Hand,
+    OnTrimmed,
+    hand_out_whole,
+)
+from sbp_core.app.positions import NO_SPANS, Position, Positions, Selection, Span, Start
 from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record
-from sbp_core.app.selection import Selection
 from sbp_core.client import AsyncClient, StreamInfo
 from sbp_core.client.facades import internal
 from sbp_core.errors import (
@@ -86,7 +91,7 @@ class AsyncConsumer(OfProcess):
         )
         self._selected: dict[int, StreamInfo] = {}
         self._found_first: frozenset[int] = frozenset()
-        self._is_begun = self._is_closed = self._is_closing = False
+        self._is_begun = self._is_closed = self._is_over = False
         self._refusal: ConfigurationError | None = None
         """The error of every use in the child of a fork."""
         self._is_taking = False
@@ -257,20 +262,20 @@ class AsyncConsumer(OfProcess):
 
         If this is cancelled, another call goes on with it.
         """
-        if self._is_closed and not self._is_closing:
+        if self._is_over:
             return
-        self._is_closed = self._is_closing = True
+        self._is_closed = self._is_over = True
         self._hand.mark_done()
         self._forget_fetched()
         try:
             if self._refusal is None:
                 await self._leave()
-        except Exception:
-            self._is_closing = False
+        except asyncio.CancelledError:
+            self._is_over = False
             raise
-        self._is_closing = False
-        if self._on_close is not None:
-            self._on_close(self)
+        finally:
+            if self._is_over and self._on_close is not None:
+                self._on_close(self)
 
     async def _leave(self) -> None:
         try:
@@ -297,7 +302,7 @@ class AsyncConsumer(OfProcess):
         if self._is_taking or self._hand.has_records or time.monotonic() >= self._hand.duty_at:
             return None
         self._positions.finish()
-        return self._taken(self._fetcher.maybe_next())
+        return hand_out_whole(self._fetcher.maybe_next())
 
     @internal
     async def take_batch(self, iterator: Hand) -> Batch | None:
@@ -306,7 +311,7 @@ class AsyncConsumer(OfProcess):
         if self._hand.has_records:  # `poll` took some records: the others are read again
             self._forget_fetched()
         async with self._taking():
-            return self._taken(await self._next_batch(None))
+            return hand_out_whole(await self._next_batch(None))
 
     @internal
     def begin_iteration(self) -> Hand:
@@ -323,14 +328,6 @@ class AsyncConsumer(OfProcess):
                 "this iterator was replaced by a later one of the same consumer; make a consumer"
                 " for each"
             )
-
-    def _taken(self, found: tuple[Position, Batch] | None) -> Batch | None:
-        """Hand out a whole batch."""
-        if found is None:
-            return None
-        at, batch = found
-        at.next_offset = batch.end_offset
-        return batch
 
     def _forget_fetched(self) -> None:
         self._hand.turn_to(None)

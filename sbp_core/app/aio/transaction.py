@@ -16,11 +16,18 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sbp_core.app import defaults
-from sbp_core.app.aio.targets import enlarged, find_target
-from sbp_core.app.encoding import Outgoing, encoded, record_bytes
+from sbp_core.app.encoding import (
+    Outgoing,
+    Rows,
+    Target,
+    encode_given,
+    encoded,
+    enlarged,
+    find_target,
+    record_bytes,
+)
 from sbp_core.app.outbox import Batching, Outbox
 from sbp_core.app.process import OfProcess, use_here
-from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AsyncClient, one_shot_producer, txn_id_of
 from sbp_core.client import Transaction as Staging
 from sbp_core.client.facades import internal

@@ -11,11 +11,10 @@ import ssl
 from typing import Final, cast
 
 from sbp_core import limits
+from sbp_core.client.connecting import Connecting, parse_endpoint
 from sbp_core.client.io.answer_limits import Ticket
-from sbp_core.client.io.connection_errors import connect_failed, lost, unread
-from sbp_core.client.io.conversation import Conversation, Phase
+from sbp_core.client.io.conversation import Conversation, Phase, connect_failed, lost, unread
 from sbp_core.client.operations.open_calls import Call, Sink
-from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import SbpError
 from sbp_core.sockets import AsyncSocket, TlsLink
 from sbp_core.tls import Channel, ready

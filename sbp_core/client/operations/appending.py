@@ -25,11 +25,11 @@ from typing import Final, Self
 
 from sbp_core import limits
 from sbp_core.client.operations.append_state import AppendFrame, AppendState
-from sbp_core.client.operations.bounds import ended, unanswered_at_end
 from sbp_core.client.operations.calls import Attempts, Context, RetryPolicy
 from sbp_core.client.operations.numbering import Transaction, Writer, begin_numbering
 from sbp_core.client.operations.open_calls import Calls, Reply, pause
 from sbp_core.client.operations.range_placement import locate
+from sbp_core.client.operations.stream_bounds import ended, unanswered_at_end
 from sbp_core.client.operations.stream_changes import seal_ranges
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
 from sbp_core.errors import ConfigurationError, SbpError, ThrottledError

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.operations.bounds import ended, stream_bounds, unanswered_at_end
 from sbp_core.client.operations.calls import Attempts, Context, RetryPolicy, unanswered
 from sbp_core.client.operations.fetch_answer import (
     FetchTask,
@@ -29,6 +28,7 @@ from sbp_core.client.operations.range_placement import (
     no_server,
     revalidate,
 )
+from sbp_core.client.operations.stream_bounds import ended, stream_bounds, unanswered_at_end
 from sbp_core.client.types import EARLIEST, FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
 from sbp_core.errors import (
     ConfigurationError,

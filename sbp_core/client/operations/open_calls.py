@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from msgspec import Struct
 
 from sbp_core import limits
-from sbp_core.client.types import CallTiming, OnTiming
+from sbp_core.client.connecting import CallTiming, OnTiming
 from sbp_core.errors import HeaderError, SbpError
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.checksum import Buffer

@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.types import (
-    EARLIEST,
-    LATEST,
-    RangeInfo,
-    StoreCommit,
-    parse_endpoint,
-    parse_endpoints,
-)
+from sbp_core.client.connecting import parse_endpoint, parse_endpoints
+from sbp_core.client.types import EARLIEST, LATEST, RangeInfo, StoreCommit
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,

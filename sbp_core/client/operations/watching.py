@@ -14,12 +14,6 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.operations.bounds import (
-    Bounds,
-    bounds_between,
-    describe_call,
-    stream_bounds,
-)
 from sbp_core.client.operations.calls import Context, decode_reply
 from sbp_core.client.operations.open_calls import Call, Reply, gather
 from sbp_core.client.operations.range_placement import (
@@ -34,6 +28,12 @@ from sbp_core.client.operations.range_placement import (
 )
 from sbp_core.client.operations.replicas import Replicas, worst_failure
 from sbp_core.client.operations.router import Router
+from sbp_core.client.operations.stream_bounds import (
+    Bounds,
+    bounds_between,
+    describe_call,
+    stream_bounds,
+)
 from sbp_core.client.types import MetadataChanges, RangeInfo, Reach, StreamBounds, UnavailableRange
 from sbp_core.errors import SbpError
 from sbp_core.wire.headers import (

@@ -39,7 +39,7 @@ from sbp_core.pd.streams.stream_operations import (
     no_stream,
     properties_of,
 )
-from sbp_core.peers.range_servers import Peers, server_addresses
+from sbp_core.peers.driver_calls import Peers, server_addresses
 from sbp_core.properties import PROPERTIES_MAX
 from sbp_core.wire.headers import (
     DescribeRangeResult,

@@ -1,17 +1,14 @@
-"""Operations that find where to read on: from a time, or from the cursor of a consumer group."""
+"""Operations that find records by the time when they were appended (SPEC "LOOKUP_OFFSETS")."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.group_members import Membership
 from sbp_core.client.operations.calls import (
     Attempts,
     Context,
-    ask,
     decode_reply,
     unanswered,
 )
@@ -25,30 +22,21 @@ from sbp_core.client.operations.range_placement import (
     revalidate,
 )
 from sbp_core.client.operations.replicas import Turn
-from sbp_core.client.types import NO_CURSOR, CursorInfo, GroupInfo, RangeInfo
+from sbp_core.client.types import RangeInfo
 from sbp_core.errors import (
     ConfigurationError,
-    NotFoundError,
     ProtocolError,
     RangeNotFoundError,
     SbpError,
 )
-from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.headers import (
-    CommitCursorsRequest,
-    CommitCursorsResponse,
-    Cursor,
-    DescribeCursorsRequest,
-    DescribeCursorsResponse,
     LookupOffsetInfo,
     LookupOffsetResult,
     LookupOffsetsRequest,
     LookupOffsetsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import maybe_error, with_message
-
-_ANY_OFFSET: Final = Cursor().expected_offset
+from sbp_core.wire.status import maybe_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,112 +300,3 @@ def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, TimedOffset])
     records = [answer for answer in answers.values() if answer.time_ms is not None]
     found = min([*records, TimedOffset(tail_offset, None)], key=lambda each: each.offset)
     return TimedOffset(max(found.offset, first.start_offset), found.time_ms)
-
-
-async def commit_cursors(
-    context: Context,
-    group: str,
-    offsets: Mapping[int, int],
-    *,
-    membership: Membership | None = None,
-    expected: Mapping[int, int] | None = None,
-) -> None:
-    """Remember the offsets that a consumer group reads next, by stream id; durably.
-
-    Offsets may go back. NO_CURSOR forgets a cursor. Raises NotFoundError naming the missing
-    streams. While a group has members, one of them has to commit, with its `membership`: that
-    raises MemberUnknownError if it is no longer a member, StreamNotHeldError for a stream that
-    it does not hold. The cursors of other streams are set nevertheless.
-
-    With `expected`, offsets by stream id, a cursor that is elsewhere is not set: that raises
-    ConditionFailedError, with the `current_offset`. NO_CURSOR expects that there is none. If
-    the answer is lost the outcome is UNKNOWN, and nothing is sent again: see what is committed.
-    """
-    expected = expected or {}
-    if not expected.keys() <= offsets.keys():
-        raise ConfigurationError("expected names a stream for which no offset is committed")
-    for stream_id, offset in (*offsets.items(), *expected.items()):
-        if not NO_CURSOR <= offset < 2**63:
-            raise ConfigurationError(
-                f"cursor {offset} of stream {stream_id} is not an offset, 0 or more, nor"
-                f" {NO_CURSOR} to forget the cursor"
-            )
-    feature = None if membership is None else FeatureName.GROUPS
-    if expected:  # servers that know this know groups, too
-        feature = FeatureName.COMPARE_AND_SET
-    errors: dict[int, SbpError] = {}
-    for chunk in chunks(list(offsets)):
-        header = CommitCursorsRequest(
-            timeout_ms=context.timeout_ms,
-            group=group,
-            cursors=tuple(
-                Cursor(
-                    stream_id,
-                    offsets[stream_id],
-                    expected_offset=expected.get(stream_id, _ANY_OFFSET),
-                )
-                for stream_id in chunk
-            ),
-            member_id=None if membership is None else membership.member_id,
-            generation=-1 if membership is None else membership.generation,
-        )
-        answers = await ask(
-            context,
-            Opcode.COMMIT_CURSORS,
-            header,
-            CommitCursorsResponse,
-            is_repeatable=not expected,
-            feature=feature,
-        )
-        for stream_id, cursor in _answered(answers, chunk).items():
-            error = maybe_error(cursor.status)
-            if isinstance(error, NotFoundError):
-                errors[stream_id] = error
-            elif error is not None:
-                errors[stream_id] = with_message(error, f"cursor of stream {stream_id}: ")
-    check_errors(errors)
-
-
-async def describe_cursors(
-    context: Context, group: str, stream_ids: Sequence[int] = ()
-) -> list[CursorInfo]:
-    """Return the cursors that a group has, all of them or those of the streams named."""
-    found: list[CursorInfo] = []
-    for chunk in chunks(list(dict.fromkeys(stream_ids))) if stream_ids else [()]:
-        header = DescribeCursorsRequest(context.timeout_ms, group, tuple(chunk))
-        answers = await ask(context, Opcode.DESCRIBE_CURSORS, header, DescribeCursorsResponse)
-        cursors = [cursor for answer in answers for cursor in answer.cursors]
-        if chunk:
-            cursors = list(_answered(answers, chunk).values())
-        for cursor in cursors:
-            error = maybe_error(cursor.status)
-            if error is not None:
-                raise with_message(error, f"cursor of stream {cursor.stream_id}: ")
-            if cursor.next_offset != NO_CURSOR:
-                found.append(
-                    CursorInfo(cursor.stream_id, cursor.next_offset, cursor.committed_at_ms)
-                )
-    return found
-
-
-async def list_groups(context: Context) -> list[GroupInfo]:
-    """Return the consumer groups that have cursors or members, by name."""
-    header = DescribeCursorsRequest(timeout_ms=context.timeout_ms)
-    answers = await ask(context, Opcode.DESCRIBE_CURSORS, header, DescribeCursorsResponse)
-    return [
-        GroupInfo(cursor.group, cursor.committed_at_ms if cursor.committed_at_ms >= 0 else None)
-        for answer in answers
-        for cursor in answer.cursors
-        if cursor.group is not None
-    ]
-
-
-def _answered(
-    answers: Sequence[CommitCursorsResponse] | Sequence[DescribeCursorsResponse],
-    stream_ids: Sequence[int],
-) -> dict[int, Cursor]:
-    """Return what was answered for each stream, in the order asked for."""
-    results = [cursor for answer in answers for cursor in answer.cursors]
-    if [cursor.stream_id for cursor in results] != list(stream_ids):
-        raise unanswered(f"some of the {len(stream_ids)} cursors that were asked for")
-    return dict(zip(stream_ids, results, strict=True))
