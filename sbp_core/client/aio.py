@@ -16,6 +16,7 @@ from sbp_core.client.io.aio_transport import AsyncPool, is_own_endpoint
 from sbp_core.client.operations import (
     appending,
     calls,
+    cluster_state,
     consumer_groups,
     fetching,
     metadata,
@@ -143,12 +144,12 @@ class AsyncClient:
         """
         return self._context.router.last_commit
 
-    placement_drivers = _operation(calls.placement_drivers)
-    describe_cluster = _operation(calls.describe_cluster)
-    explain_missing = _operation(calls.explain_missing)
-    drain_servers = _operation(calls.drain_servers)
-    list_grants = _operation(calls.list_grants)
-    change_grants = _operation(calls.change_grants)
+    placement_drivers = _operation(cluster_state.placement_drivers)
+    describe_cluster = _operation(cluster_state.describe_cluster)
+    explain_missing = _operation(cluster_state.explain_missing)
+    drain_servers = _operation(cluster_state.drain_servers)
+    list_grants = _operation(cluster_state.list_grants)
+    change_grants = _operation(cluster_state.change_grants)
     ping = _operation(calls.ping)
 
     describe_streams = _operation(metadata.describe_streams)
@@ -172,6 +173,7 @@ class AsyncClient:
     watch_bounds = _operation(watching.watch_bounds)
     reach = _operation(watching.reach)
     stored_bytes = _operation(bounds.stored_bytes)
+    range_bytes = _operation(bounds.range_bytes)
     probe = _operation(watching.probe)
     lookup_offsets = _operation(time_lookup.lookup_offsets)
     append_times = _operation(time_lookup.append_times)

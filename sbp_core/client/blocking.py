@@ -149,6 +149,7 @@ class Client:
     watch_bounds = blocking(AsyncClient.watch_bounds)
     reach = blocking(AsyncClient.reach)
     stored_bytes = blocking(AsyncClient.stored_bytes)
+    range_bytes = blocking(AsyncClient.range_bytes)
     lookup_offsets = blocking(AsyncClient.lookup_offsets)
     append_times = blocking(AsyncClient.append_times)
 

@@ -13,21 +13,17 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import Client
-from sbp_core.client.operations.range_placement import chunks
+from sbp_core.client.operations.range_placement import chunks, range_info
 from sbp_core.errors import NotFoundError, RangeNotFoundError, SbpError
 from sbp_core.operating.balancing import Move, Placed, Server
 from sbp_core.wire.headers import (
-    DescribeRangesRequest,
-    DescribeRangesResponse,
     ListRangesRequest,
     ListRangesResponse,
     MoveRangesRequest,
     MoveRangesResponse,
     RangeCriteria,
-    RangeId,
     RangeMove,
     StreamRange,
-    decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
@@ -42,8 +38,6 @@ _POLL_SECONDS_MAX: Final = 2.0
 """The pause between requests doubles up to that while no move ends: the audit log has each."""
 _PATIENCE_SECONDS: Final = 30.0
 """How long a move is tried again that fails for a reason that may pass."""
-
-_Key = tuple[int, int]
 
 
 def read_servers(client: Client) -> list[Server]:
@@ -69,7 +63,8 @@ def read_ranges(client: Client, stream_ids: Sequence[int] | None = None) -> list
         request = ListRangesRequest(limits.REQUEST_TIMEOUT_MS, owners)
         for answer in client.ask(Opcode.LIST_RANGES, request, ListRangesResponse):
             found += (each for result in answer.list_responses for each in result.ranges)
-    sizes = _read_sizes(client, found)
+    pieces = list(map(range_info, found))
+    sizes = client.range_bytes(pieces, timeout_ms=limits.CONNECT_TIMEOUT_MS)
     return [
         Placed(
             each.stream_id,
@@ -87,40 +82,6 @@ def read_ranges(client: Client, stream_ids: Sequence[int] | None = None) -> list
 def _server_ids(found: StreamRange) -> tuple[int, ...]:
     members = sorted(found.servers, key=lambda each: not each.is_primary)
     return tuple(each.server.server_id for each in members if each.server is not None)
-
-
-def _read_sizes(client: Client, ranges: Sequence[StreamRange]) -> dict[_Key, int]:
-    """Ask one server of each range for its size, then others for those that stay unknown."""
-    sizes: dict[_Key, int] = {}
-    for rank in range(limits.REPLICAS_MAX):
-        asked: dict[str, list[RangeId]] = {}
-        for each in ranges:
-            if (each.stream_id, each.range_index) in sizes or rank >= len(each.servers):
-                continue
-            server = each.servers[rank].server
-            if server is not None and server.advertise_addr:
-                key = RangeId(each.stream_id, each.range_index)
-                asked.setdefault(server.advertise_addr, []).append(key)
-        for address, keys in asked.items():
-            for chunk in chunks(keys):
-                sizes |= _sizes_at(client, address, chunk)
-    return sizes
-
-
-def _sizes_at(client: Client, address: str, keys: Sequence[RangeId]) -> dict[_Key, int]:
-    request = DescribeRangesRequest(limits.CONNECT_TIMEOUT_MS, tuple(keys), with_stored_bytes=True)
-    try:
-        frames = client.call(
-            address, Opcode.DESCRIBE_RANGE, request, timeout_ms=limits.CONNECT_TIMEOUT_MS
-        )
-    except SbpError:
-        return {}
-    return {
-        (each.stream_range.stream_id, each.stream_range.range_index): each.stored_bytes
-        for frame in frames
-        for each in decode_header(DescribeRangesResponse, frame.header).describe_responses
-        if each.stream_range is not None and each.stored_bytes >= 0
-    }
 
 
 OnMoved = Callable[[int, int], None]

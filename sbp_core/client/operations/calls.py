@@ -8,17 +8,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.access.rights import Grant, checked_grant
-from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.client.operations.open_calls import Call, OpenCalls, Reply, gather, pause
 from sbp_core.client.operations.replicas import Replicas
-from sbp_core.client.operations.router import PlacementDrivers, Router, reachable_nodes
+from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import (
     ClientClosedError,
     ConfigurationError,
@@ -34,28 +32,14 @@ from sbp_core.errors import (
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
+    RESULT_FIELDS,
     AppendResult,
-    ChangeGrantsRequest,
-    ChangeGrantsResponse,
-    DescribePlacementDriverClusterRequest,
-    DescribePlacementDriverClusterResponse,
-    DescribeServersRequest,
-    DescribeServersResponse,
-    DrainServersRequest,
-    DrainServersResponse,
     FetchResult,
-    HaltedRanges,
-    ListGrantsRequest,
-    ListGrantsResponse,
-    PlacementDriverCluster,
-    RangeServer,
     decode_header,
     decode_system_error,
 )
-from sbp_core.wire.headers import Grant as GrantTable
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
-from sbp_core.wording import counted
 
 _LOG: Final = logging.getLogger("sbp_core.client")
 
@@ -352,112 +336,28 @@ async def ask(
         tried.clear()
 
 
-async def placement_drivers(
-    context: Context, asker: RangeServer | None = None
-) -> list[PlacementDriverInfo]:
-    """Return the placement drivers of the cluster; `asker` is the range server that asks."""
-    # SPEC "DESCRIBE_PD_CLUSTER"
-    header = DescribePlacementDriverClusterRequest(asker, context.timeout_ms)
+async def ask_for_each(
+    context: Context,
+    opcode: Opcode,
+    header: object,
+    table: type[T],
+    wanted: tuple[int, str],
+    *,
+    is_repeatable: bool = True,
+    feature: FeatureName | None = None,
+) -> list[Any]:
+    """Ask about several things as `ask` does; return the results, as many as are `wanted`.
+
+    `wanted` has their number, and what they are. Raises ProtocolError for fewer or more results.
+    """
     answers = await ask(
-        context, Opcode.DESCRIBE_PD_CLUSTER, header, DescribePlacementDriverClusterResponse
+        context, opcode, header, table, is_repeatable=is_repeatable, feature=feature
     )
-    cluster = answers[-1].cluster or PlacementDriverCluster()
-    context.drivers.learn(cluster)
-    return [PlacementDriverInfo(*node) for node in reachable_nodes(cluster)]
-
-
-async def describe_cluster(context: Context) -> ClusterInfo:
-    """Return the range servers, and what the open ranges of all streams lack."""
-    # SPEC "DESCRIBE_SERVERS"
-    header = DescribeServersRequest(context.timeout_ms)
-    answers = await ask(context, Opcode.DESCRIBE_SERVERS, header, DescribeServersResponse)
-    servers = [
-        RangeServerInfo(
-            each.server.server_id,
-            each.server.advertise_addr or "",
-            each.server.rack,
-            each.is_live,
-            None if each.disk_free_space < 0 else each.disk_free_space,
-            each.led_range_cnt,
-            each.copied_range_cnt,
-            each.sealed_range_cnt,
-            each.unreplicated_range_cnt,
-            each.range_missing_replica_cnt,
-            each.is_draining,
-            each.is_retired,
-            each.drain_obstacle,
-        )
-        for answer in answers
-        for each in answer.servers
-        if each.server is not None
-    ]
-    last = answers[-1]
-    halted = last.halted or HaltedRanges()
-    return ClusterInfo(
-        servers,
-        last.lacking_range_cnt,
-        last.missing_replica_cnt,
-        last.missing_sealed_replica_cnt,
-        halted.range_cnt,
-        tuple((each.stream_id, each.range_index) for each in halted.some),
-        halted.cause,
-    )
-
-
-async def explain_missing(context: Context, replica_count: int) -> str | None:
-    """Return why a stream gets fewer replicas than these now, and the remedy; None if not."""
-    if replica_count <= 1:
-        return None
-    try:
-        found = await describe_cluster(context)
-    except SbpError as error:
-        _LOG.debug("range servers not counted: %s", error)
-        return None
-    usable_count = sum(each.is_usable for each in found.range_servers)
-    if usable_count >= replica_count:
-        return None
-    return (
-        f"a stream wants {counted(replica_count, 'replica')}, and only"
-        f" {counted(usable_count, 'range server')} can have them now: new records have fewer"
-        f" replicas until there are {replica_count}; start more range servers"
-    )
-
-
-async def drain_servers(
-    context: Context, server_ids: Sequence[int], *, is_cancelled: bool = False
-) -> None:
-    """Let range servers get no ranges any more, and copy theirs to others; or cancel that.
-
-    Returns before it is done. Raises NotFoundError for an unknown id.
-    """
-    # SPEC "DRAIN_SERVERS"
-    header = DrainServersRequest(context.timeout_ms, tuple(server_ids), is_cancelled)
-    await ask(context, Opcode.DRAIN_SERVERS, header, DrainServersResponse)
-
-
-async def list_grants(context: Context, subject: str | None = None) -> list[Grant]:
-    """Return what a subject may do, or all subjects, by subject, right and pattern."""
-    # SPEC "LIST_GRANTS"
-    header = ListGrantsRequest(context.timeout_ms, subject)
-    answers = await ask(context, Opcode.LIST_GRANTS, header, ListGrantsResponse)
-    return [
-        checked_grant(each.subject or "", each.right or "", each.pattern or "")
-        for answer in answers
-        for each in answer.grants
-    ]
-
-
-async def change_grants(
-    context: Context, grants: Sequence[Grant], *, is_revoked: bool = False
-) -> None:
-    """Grant rights, or revoke them: all or none. It may be repeated.
-
-    Raises InvalidRequestError for what cannot be granted.
-    """
-    # SPEC "CHANGE_GRANTS"
-    tables = tuple(GrantTable(each.subject, each.right, each.pattern) for each in grants)
-    header = ChangeGrantsRequest(context.timeout_ms, tables, is_revoked)
-    await ask(context, Opcode.CHANGE_GRANTS, header, ChangeGrantsResponse)
+    results = [each for answer in answers for each in getattr(answer, RESULT_FIELDS[table])]
+    count, what = wanted
+    if len(results) != count:
+        raise unanswered(f"{count - len(results)} of the {count} {what}")
+    return results
 
 
 async def exchange(open_calls: OpenCalls, call: Call) -> list[Frame]:

@@ -14,6 +14,7 @@ from sbp_core.client.operations.calls import (
     Attempts,
     Context,
     ask,
+    ask_for_each,
     decode_reply,
     unanswered,
 )
@@ -186,17 +187,15 @@ async def _create(
                 for index in wanted
             ),
         )
-        answers = await ask(
+        results = await ask_for_each(
             context,
             Opcode.CREATE_STREAMS,
             header,
             CreateStreamsResponse,
+            (len(wanted), "streams to create"),
             is_repeatable=False,
             feature=maybe_compare_and_set(header.streams),
         )
-        results = [result for answer in answers for result in answer.create_responses]
-        if len(results) != len(wanted):
-            raise unanswered(f"{len(wanted) - len(results)} of the {len(wanted)} streams to create")
         failures: list[tuple[str, SbpError]] = []
         for index, result in zip(wanted, results, strict=True):
             what = f"stream {specs[index].name or '(unnamed)'!r}"
@@ -271,16 +270,14 @@ async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
     await refresh(context, stream_ids)
     hosted = by_server({each: context.router.maybe_ranges(each) or () for each in stream_ids})
     for chunk in chunks(stream_ids):
-        answers = await ask(
+        results = await ask_for_each(
             context,
             Opcode.DELETE_STREAMS,
             _delete_header(context, chunk),
             DeleteStreamsResponse,
+            (len(chunk), "streams to delete"),
             is_repeatable=False,
         )
-        results = [result for answer in answers for result in answer.delete_responses]
-        if len(results) != len(chunk):
-            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to delete")
         for result in results:
             error = maybe_error(result.status)
             if error is not None and not isinstance(error, NotFoundError):

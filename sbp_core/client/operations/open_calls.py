@@ -7,7 +7,7 @@ Times are milliseconds of a monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, Self
 
 from msgspec import Struct
@@ -95,17 +95,35 @@ OpenCalls = Callable[[], Calls]
 """Opens the calls of an operation."""
 
 
-async def gather(open_calls: OpenCalls, wanted: Sequence[Call]) -> list[Reply]:
-    """Execute calls concurrently; return the replies in the same order."""
+OnSilence = Callable[[Collection[int]], Awaitable[Mapping[int, SbpError]]]
+"""Gets the indexes of unanswered calls; returns the errors of those that are given up."""
+
+
+async def gather(
+    open_calls: OpenCalls, wanted: Sequence[Call], on_silence: OnSilence | None = None
+) -> list[Reply]:
+    """Execute calls concurrently; return the replies in the same order.
+
+    `on_silence` is asked whenever nothing has arrived for PRIMARY_PATIENCE_MS.
+    """
     with open_calls() as calls:
         frames: dict[int, list[Frame]] = {}
         errors: dict[int, SbpError] = {}
         for call in wanted:
             frames[await calls.start(call)] = []
+        numbers = list(frames)
         waiting = set(frames)
         while waiting:
-            arrival = await calls.receive(waiting)
-            assert arrival is not None, "nothing ends the wait but an arrival"
+            until_ms = on_silence and calls.now_ms() + limits.PRIMARY_PATIENCE_MS
+            arrival = await calls.receive(waiting, until_ms)
+            if arrival is None:
+                assert on_silence is not None, "else nothing ends the wait but an arrival"
+                silent = [index for index, number in enumerate(numbers) if number in waiting]
+                for index, error in (await on_silence(silent)).items():
+                    errors[numbers[index]] = error
+                    waiting.discard(numbers[index])
+                    calls.abandon(numbers[index])
+                continue
             if isinstance(arrival.content, SbpError):
                 errors[arrival.number] = arrival.content
             else:

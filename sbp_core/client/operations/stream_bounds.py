@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from sbp_core import limits
@@ -30,7 +30,6 @@ from sbp_core.errors import (
     ProtocolError,
     SbpError,
 )
-from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     DescribeRangesRequest,
     DescribeRangesResponse,
@@ -46,6 +45,8 @@ async def ended(context: Context, pieces: Iterable[RangeInfo]) -> set[int]:
     None if the placement driver does not say so soon.
     """
     indexes = {each.stream_id: each.range_index for each in pieces}
+    if not indexes:
+        return set()
     impatient = replace(
         context,
         policy=RetryPolicy(budget_ms=0),
@@ -70,40 +71,19 @@ def unanswered_at_end(server: str) -> DeadlineExceededError:
 async def _describe_open(
     context: Context, questions: Sequence[tuple[str, Sequence[RangeInfo]]], timeout_ms: int
 ) -> list[Reply]:
-    """Ask servers about their ranges; a silent one is not waited for once its ranges have ended."""
-    with context.open_calls() as calls:
-        asked: dict[int, tuple[str, Sequence[RangeInfo]]] = {}
-        for question in questions:
-            asked[await calls.start(describe_call(*question, timeout_ms))] = question
-        frames: dict[int, list[Frame]] = {number: [] for number in asked}
-        errors: dict[int, SbpError] = {}
-        waiting = set(asked)
-        while waiting:
-            now_ms = context.now_ms()
-            due_ms = now_ms + limits.PRIMARY_PATIENCE_MS
-            arrival = await calls.receive(waiting, due_ms)
-            if arrival is None:
-                replicated = [
-                    each
-                    for number in waiting
-                    for each in asked[number][1]
-                    if each.is_open_and_replicated
-                ]
-                over = (await ended(context, replicated)) if replicated else set()
-                for number in [*waiting]:
-                    server, pieces = asked[number]
-                    if any(each.stream_id in over for each in pieces):
-                        calls.abandon(number)
-                        errors[number] = unanswered_at_end(server)
-                        waiting.discard(number)
-                continue
-            if isinstance(arrival.content, SbpError):
-                errors[arrival.number] = arrival.content
-            else:
-                frames[arrival.number].append(arrival.content)
-            if arrival.is_last:
-                waiting.discard(arrival.number)
-    return [Reply(tuple(frames[number]), errors.get(number)) for number in asked]
+    """Ask servers about their ranges. A silent server is given up once a range of it has ended."""
+
+    async def on_silence(silent: Collection[int]) -> dict[int, SbpError]:
+        asked = [piece for index in silent for piece in questions[index][1]]
+        over = await ended(context, [each for each in asked if each.is_open_and_replicated])
+        return {
+            index: unanswered_at_end(questions[index][0])
+            for index in silent
+            if any(each.stream_id in over for each in questions[index][1])
+        }
+
+    calls = [describe_call(*each, timeout_ms) for each in questions]
+    return await gather(context.open_calls, calls, on_silence)
 
 
 async def stream_bounds(context: Context, stream_ids: Sequence[int]) -> list[StreamBounds]:
@@ -267,19 +247,31 @@ async def stored_bytes(
     # SPEC "DESCRIBE_RANGE"
     check_errors(await revalidate(context, stream_ids))
     ranges = {each: context.router.maybe_ranges(each) or () for each in stream_ids}
-    known: dict[_Key, int] = {}
-    rank = 0
     pieces = [each for whole in ranges.values() for each in whole]
-    while questions := _questions(pieces, known, rank):
-        calls = [describe_call(*each, timeout_ms, with_stored_bytes=True) for each in questions]
-        for reply in await gather(context.open_calls, calls):
-            known.update(_sizes(reply))
-        rank += 1
+    known = await range_bytes(context, pieces, timeout_ms=timeout_ms)
     return {
         stream_id: sum(known[_key(each)] for each in whole)
         for stream_id, whole in ranges.items()
         if all(_key(each) in known for each in whole)
     }
+
+
+async def range_bytes(
+    context: Context, pieces: Sequence[RangeInfo], *, timeout_ms: int
+) -> dict[tuple[int, int], int]:
+    """Return the bytes of ranges in the log of one replica, by stream id and range index.
+
+    One server of each range is asked, then the others. Ranges whose servers do not answer within
+    `timeout_ms`, or do not know, are left out.
+    """
+    known: dict[_Key, int] = {}
+    rank = 0
+    while questions := _questions(pieces, known, rank):
+        calls = [describe_call(*each, timeout_ms, with_stored_bytes=True) for each in questions]
+        for reply in await gather(context.open_calls, calls):
+            known.update(_sizes(reply))
+        rank += 1
+    return known
 
 
 def _key(piece: RangeInfo) -> _Key:

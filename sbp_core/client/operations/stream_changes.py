@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sbp_core import limits
-from sbp_core.client.operations.calls import Context, ask, decode_reply, unanswered
+from sbp_core.client.operations.calls import Context, ask, ask_for_each, decode_reply, unanswered
 from sbp_core.client.operations.metadata import (
     REPLICA_COUNT_MAX,
     check_named,
@@ -97,18 +97,16 @@ async def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> l
     updated: list[StreamInfo] = []
     for chunk in cut_by_weight(wanted, stream_weight, limits.STREAMS_PER_CALL):
         header = UpdateStreamsRequest(timeout_ms=context.timeout_ms, streams=tuple(chunk))
-        answers = await ask(
+        results = await ask_for_each(
             context,
             Opcode.UPDATE_STREAMS,
             header,
             UpdateStreamsResponse,
+            (len(chunk), "streams to update"),
             # The change itself may have made the condition false.
             is_repeatable=not any(each.expected_properties for each in chunk),
             feature=maybe_compare_and_set(chunk),
         )
-        results = [result for answer in answers for result in answer.update_responses]
-        if len(results) != len(chunk):
-            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to update")
         for stream, result in zip(chunk, results, strict=True):
             error = maybe_error(result.status)
             if error is not None:
@@ -200,10 +198,10 @@ async def _trim_metadata(
     errors: list[SbpError] = []
     for chunk in chunks(list(offsets)):
         header = _trim_header(context, {each: offsets[each] for each in chunk})
-        answers = await ask(context, Opcode.TRIM_STREAMS, header, TrimStreamsResponse)
-        results = [result for answer in answers for result in answer.streams]
-        if len(results) != len(chunk):
-            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to trim")
+        wanted = len(chunk), "streams to trim"
+        results = await ask_for_each(
+            context, Opcode.TRIM_STREAMS, header, TrimStreamsResponse, wanted
+        )
         for stream_id, result in zip(chunk, results, strict=True):
             context.router.forget(stream_id)
             error = maybe_error(result.status)
@@ -252,10 +250,13 @@ async def seal_ranges(
     failures: list[SbpError] = []
     for chunk in chunks(wanted):
         header = SealRangesRequest(context.timeout_ms, tuple(chunk), cause)
-        answers = await ask(context, Opcode.SEAL_RANGE, header, SealRangesResponse)
-        results = [result for answer in answers for result in answer.seal_responses]
-        if len(results) != len(chunk):
-            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to seal")
+        results = await ask_for_each(
+            context,
+            Opcode.SEAL_RANGE,
+            header,
+            SealRangesResponse,
+            (len(chunk), "streams to seal"),
+        )
         for asked, result in _match_sealed(chunk, results):
             context.router.forget(asked.stream_id)
             error = maybe_error(result.status)
