@@ -1,8 +1,8 @@
 """The client for applications: streams by name, records in and out.
 
-`connect` gives a `Connection`, which makes producers, consumers and transactions. They are written
-for asyncio, in `aio`; `blocking` has their facades for threads. They are over `sbp_core.client`,
-which speaks the protocol; their decisions are in the modules beside them, without I/O.
+`connect` gives a `Connection`, which makes producers, consumers and transactions. The classes for
+asyncio are in `aio`, their facades for threads in `blocking`. `sbp_core.client` below them speaks
+the protocol. What the classes decide without I/O is in the modules beside `aio`.
 """
 
 from sbp_core.app.aio import (

@@ -1,7 +1,8 @@
-"""The blocking client for applications: facades of the one for asyncio, on the loop of a thread.
+"""Producers, consumers and transactions for threads: facades of the classes for asyncio.
 
-A call is one hop to that loop. Calls that need no server do not hop: `send` collects a record on
-the caller's thread, and an iterator hands out the records of a batch there.
+A call is one hop to the event loop of the blocking clients. Calls that need no server do not hop:
+`send` collects a record on the caller's thread, and an iterator hands out the records of a batch
+there.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class Consumer(Unsendable):
     """Reads streams, record by record or in batches. Made by `Connection.consumer`.
 
     For one thread. Records of a stream come in the order of their offsets, each once. With a group
-    the consumer begins where the group's cursors are, and commits how far it has come: every
-    `commit_interval_ms` and at the end, or, if that is None, when `commit` is called. Records that
-    were not committed when a process was killed are read again: at least once.
+    the consumer begins at the group's cursors, and commits how far it has come: every
+    `commit_interval_ms` and at the end, or, if the interval is None, when `commit` is called.
+    Records that were not committed when a process was killed are read again: at least once.
 
-    Consumers that share a group divide its streams: each stream is read by one of them at a time.
-    A consumer whose caller works on a record for longer than `max_poll_interval_ms` loses its own.
+    Consumers that share a group divide its streams: one of them reads a stream at a time. If its
+    caller works on a record for longer than `max_poll_interval_ms`, a consumer loses its streams.
     """
 
     def __init__(self, consumer: AsyncConsumer) -> None:
@@ -129,42 +130,42 @@ class BatchIterator:
 
 
 class Assignment(Protocol):
-    """Which of the selected streams a consumer reads, and where it commits how far it has come.
+    """Which of the selected streams a consumer reads, and where its positions are kept.
 
-    Its methods are called on a thread for calls that block, one at a time.
+    The methods are called on a thread for blocking calls, one at a time.
     """
 
     @property
     def own_interval_ms(self) -> int | None:
-        """How often `own` has to be called at least; None if before each fetch is enough."""
+        """The longest time between two calls of `own`; None: one before each fetch is enough."""
 
     @property
     def has_cursors(self) -> bool:
         """Whether positions are kept."""
 
     def own(self, selected: frozenset[int]) -> frozenset[int]:
-        """Return those of the selected streams, by id, that are the consumer's now.
+        """Return the ids of the selected streams that the consumer reads now. Raises SbpError.
 
-        It is called before each fetch. The consumer commits the positions of those that are no
-        longer its own, and forgets them, before it calls again. Raises SbpError.
+        The consumer calls it before each fetch. Before the next call it commits and forgets its
+        positions in the streams that are no longer in the result.
         """
 
     def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
-        """Return the offsets at which to go on, of those streams that have one. Raises SbpError."""
+        """Return the kept offsets by stream id, without streams that have none. Raises SbpError."""
 
     def commit(self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None) -> None:
-        """Keep the offsets at which to go on, by stream id. Raises SbpError.
+        """Keep the offset of the next record to read of each stream, by id. Raises SbpError.
 
-        With `expected`, the offset of a stream is kept only if the earlier offset is the expected
-        one (NO_CURSOR: there is none); otherwise ConditionFailedError is raised.
+        `expected` has the offsets that are kept now (NO_CURSOR: none). Raises ConditionFailedError
+        for a stream with another offset, which is not changed.
         """
 
     def close(self) -> None:
-        """Give all streams up; the consumer has committed. Raises SbpError."""
+        """Give all streams up, after the last commit of the consumer. Raises SbpError."""
 
 
 class _OnOtherThread:
-    """Calls an assignment that may block."""
+    """Calls the blocking methods of an assignment on other threads."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -201,14 +202,14 @@ def on_other_threads(assignment: Assignment) -> AsyncAssignment:
 class Producer(Unsendable):
     """Sends records to streams, in order within each stream. Made by `Connection.producer`.
 
-    Threads may share it. `send` collects records; a worker makes record batches of
-    them, and appends each once: what is retried has the number of the first try. An error that
-    retries do not cure ends the producer for the stream: its deliveries that are open get it, and
-    the next `send` to it, `flush` and `close` raise it. Other streams go on, but while one is
-    retried, they wait.
+    Threads may share a producer. `send` collects records. A worker makes record batches of them,
+    and appends each batch once: a retry has the number of the first try. An error that retries do
+    not cure ends the producer for its stream: the open deliveries of the stream get the error, and
+    the next `send` to the stream, `flush` and `close` raise it. Other streams go on, but wait while
+    a batch of one stream is retried.
 
-    With an `id` batches are committed one after the other, and counted under the id, so that a
-    producer that is restarted knows how far it had come: see `position`.
+    A producer with an `id` commits batches one after the other, and counts their records under the
+    id, so that a restarted producer knows how far it had come: see `position`.
     """
 
     def __init__(self, producer: AsyncProducer) -> None:
@@ -254,9 +255,9 @@ class Producer(Unsendable):
 
     @property
     def position(self) -> int:
-        """How many records are committed under the id of the producer, by all that had it.
+        """How many records all producers with this id have committed.
 
-        With a source that can be read again, skip that many. Raises ConfigurationError without an
+        Skip so many records of a source that is read again. Raises ConfigurationError without an
         id, and before the producer was entered with `with` or has sent something.
         """
         return self.on_loop.position
@@ -289,10 +290,10 @@ class Producer(Unsendable):
 class Transaction(Unsendable):
     """Records of several streams that become visible together, or not at all.
 
-    Made by `Connection.transaction`. As a context manager it commits at the end of the block,
-    and aborts if that raises. Records are staged some MiB at a time: they are durable then, and no
-    consumer reads them before the commit. Readers of two streams may see the records of one a
-    moment before those of the other. For one thread.
+    Made by `Connection.transaction`, for one thread. As a context manager it commits at the end of
+    the block, and aborts if the block raises. Records are staged some MiB at a time: staged records
+    are durable, and no consumer reads them before the commit. A reader of two streams may see the
+    records of one stream a moment before the records of the other.
     """
 
     def __init__(self, transaction: AsyncTransaction) -> None:
@@ -374,8 +375,8 @@ def connect(
 class Connection(Unsendable):
     """Producers, consumers and transactions over one client. Made by `connect`.
 
-    Threads may share it; a producer too, but each consumer is for one thread.
-    `client` is the client below it, for everything that is not here.
+    Threads may share a connection and its producers; each consumer is for one thread.
+    `client` has the operations that a connection lacks.
     """
 
     def __init__(self, client: Client) -> None:
@@ -424,6 +425,7 @@ class Connection(Unsendable):
             )
         )
 
+    @documented_as(AsyncConnection.close)
     def close(self) -> None:
         """Close what was made here, the newest first, then the connections. Idempotent."""
         check_may_wait("close()")

@@ -40,7 +40,7 @@ Headers = Mapping[str, bytes | None]
 
 @dataclass(slots=True, eq=False)
 class Collected:
-    """Plain records of one batch, column by column; `headers` only of those that have some."""
+    """Plain records of one batch, column by column. `headers` are by the index of their record."""
 
     stream_id: int
     opened_at: float
@@ -68,7 +68,7 @@ class Encoded:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it keeps."""
+        """Bytes of the batch."""
         return len(self.batch)
 
 
@@ -78,7 +78,7 @@ Outgoing = Collected | Encoded
 def record_bytes(
     value: bytes | None, key: bytes | None, headers: Mapping[str, bytes | None] | None
 ) -> int:
-    """Return the bytes of a record. Raises TypeError for parts that are not bytes."""
+    """Return how many bytes a record has. Raises TypeError for parts that are not bytes."""
     size_bytes = defaults.RECORD_OVERHEAD_BYTES
     if value is not None:
         if type(value) is not bytes:
@@ -99,7 +99,7 @@ def record_bytes(
 
 
 def encoded(batch: Outgoing, compression: Compression = "none") -> bytes:
-    """Return records that are sent together as one record batch. Raises RecordBatchError."""
+    """Return a batch as the bytes of a record batch. Raises RecordBatchError."""
     if isinstance(batch, Encoded):
         return batch.batch
     count = batch.record_count
@@ -134,8 +134,8 @@ def _no_bytes(name: str, found: object) -> TypeError:
 def schema_of(given: Any) -> StreamSchema:
     """Return the schema of a stream for the columns of a table, a data frame, or an Arrow schema.
 
-    Raises SchemaError naming every column that a stream cannot have, and TypeError for what has no
-    columns.
+    Raises SchemaError naming every column that a stream cannot have, and TypeError for an object
+    without columns.
     """
     if isinstance(given, pa.Schema):
         schema = given
@@ -154,12 +154,12 @@ def schema_of(given: Any) -> StreamSchema:
 
 
 def is_pandas(rows: object) -> bool:
-    """Whether these are rows of pandas, whose Arrow stream has the index as a column."""
+    """Whether the rows are of pandas, whose Arrow stream would have the index as a column."""
     return type(rows).__module__.partition(".")[0] == "pandas"
 
 
 def as_storable(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows in types that a stream can have. Raises SchemaError for a value that is lost."""
+    """Return rows in types that a stream can have. Raises SchemaError if a value would be lost."""
     schema = StreamSchema.of(pa.schema(map(storable, batch.schema))).arrow
     columns = []
     for wanted, column in zip(schema, batch.columns, strict=True):
@@ -203,7 +203,7 @@ _MAPPINGS_PER_BATCH: Final = 4_096
 
 
 class ArrowStream(Protocol):
-    """A table or data frame: it gives an Arrow stream by the Arrow PyCapsule interface."""
+    """A table or data frame that gives an Arrow stream by the Arrow PyCapsule interface."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the stream."""
@@ -215,10 +215,10 @@ Rows = ArrowStream | Iterable[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The stream that rows are encoded for; `schema` is None if it is not typed.
+    """The stream that rows are encoded for; `schema` is None if the stream is not typed.
 
-    Its server is known to accept records of `record_bytes_max`: by default the size that every
-    server accepts. `timestamp_column` of the schema has the times of the records, if it is named.
+    The server of the stream is known to accept records of `record_bytes_max`, by default the size
+    that every server accepts. `timestamp_column` of the schema has the times of the records.
     """
 
     stream: str
@@ -228,7 +228,7 @@ class Target:
     compression: Compression = "none"
     timestamp_column: str | None = None
     plain_bytes_max: int = field(init=False)
-    """A record without columns is accepted up to this size: none is if the stream is typed."""
+    """The largest record without columns that is accepted; 0 if the stream is typed."""
 
     def __post_init__(self) -> None:
         plain_bytes_max = self.record_bytes_max if self.schema is None else 0
@@ -236,11 +236,11 @@ class Target:
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns of its batches."""
+        """The columns of the stream's batches."""
         return ROWS_SCHEMA if self.schema is None else self.schema.arrow
 
     def check_plain(self) -> None:
-        """Raise SchemaError if the stream takes no plain records."""
+        """Raise SchemaError if the stream is typed, and takes no plain records."""
         if self.schema is not None:
             raise SchemaError(
                 f"stream {self.stream} has a schema, and a record of bytes has no columns: pass"
@@ -248,7 +248,7 @@ class Target:
             )
 
     def builder(self) -> BatchBuilder:
-        """Return a builder of its record batches."""
+        """Return a builder of the stream's record batches."""
         if self.schema is None:
             return RowsBuilder(
                 self.stream_id,
@@ -274,11 +274,11 @@ class Target:
 def encode_given(rows: Rows, target: Target, now_us: int) -> Iterator[Encoded | int]:
     """Yield rows as record batches of about BATCH_TARGET_BYTES, in their order.
 
-    Before each step of some ms, yields the bytes of its largest record, or 0 if every server
-    accepts its records: the caller finds out whether the stream's server does.
-
-    `now_us`, in microseconds since the epoch, is the time of plain records that have none. Raises
-    SchemaError for rows that do not fit, RecordBatchError for a row that no server accepts.
+    Before each part of the rows, which takes some ms, yields the bytes of the part's largest
+    record, or 0 if every server accepts all records of the part. The caller then has to ask whether
+    the stream's server accepts such a record. `now_us`, in microseconds since the epoch, is the
+    time of plain records without one. Raises SchemaError for rows that do not fit, RecordBatchError
+    for a row that no server accepts.
     """
 
     def counted(batch: bytes) -> Encoded:
@@ -305,7 +305,7 @@ def _batches(rows: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of about CUT_BYTES, so that one is worked on for some ms at a time."""
+    """Yield batches of about CUT_BYTES: to encode one of them takes some ms."""
     for batch in batches:
         pieces = batch.nbytes // defaults.CUT_BYTES + 1
         count = max(1, -(-batch.num_rows // pieces))
@@ -328,7 +328,7 @@ def _batches_of_mappings(
 
 
 def _checked(row: Any, names: frozenset[str]) -> dict[str, Any]:
-    """Return a row as Arrow accepts it. Raises SchemaError unless it is a mapping with `names`."""
+    """Return a row in the form of Arrow. Raises SchemaError unless it is a mapping with `names`."""
     if not isinstance(row, Mapping):
         raise SchemaError(
             f"a row is a {type(row).__name__}; pass an Arrow table, a data frame of pandas or"
@@ -343,7 +343,7 @@ def _checked(row: Any, names: frozenset[str]) -> dict[str, Any]:
 
 
 def _plain(batch: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
-    """Return the rows of a stream without a schema: with text as UTF-8, and times."""
+    """Return rows for a stream without a schema: text becomes UTF-8, missing times `now_us`."""
     names = frozenset(ROWS_SCHEMA.names)
     if not set(batch.schema.names) <= names or "value" not in batch.schema.names:
         raise _unknown(batch.schema.names, names)
@@ -380,7 +380,10 @@ async def find_target(
     compression: Compression = "none",
     timestamp_column: str | None = None,
 ) -> Target:
-    """Return what has to be known of a stream to encode records for it. Raises SbpError."""
+    """Ask the placement driver for a stream; return the target of its records. Raises SbpError.
+
+    No range server is asked, so a producer collects records while the server of the stream is down.
+    """
     (info,) = await client.describe_streams([stream])
     stream_id = info.stream_id
     schema = None
@@ -393,9 +396,9 @@ async def find_target(
 
 
 async def enlarged(client: AsyncClient, target: Target, size_bytes: int) -> Target:
-    """Return a target that accepts records of `size_bytes`, more than every server accepts.
+    """Return the target with the largest record that the stream's server accepts.
 
-    Raises RecordBatchError if the server of the stream does not, SbpError.
+    Raises RecordBatchError if the server accepts no record of `size_bytes`, SbpError.
     """
     bytes_max = (await client.record_bytes_max([target.stream_id]))[target.stream_id]
     if size_bytes > bytes_max:

@@ -1,8 +1,8 @@
-"""How far a consumer has read its streams. Pure: no I/O, no clock.
+"""Which streams a consumer selects, and how far it has read them. Pure: no I/O, no clock.
 
-A record is *handed out* when the loop of the caller gets it, and *done* when that asks for the next
-one. Only what is done is committed automatically: a record that was being worked on when the
-process was killed is handed out again.
+A record is *handed out* when the caller gets it, and *done* when the caller asks for the next one.
+Automatic commits cover done records only: a record that the caller worked on when the process was
+killed is handed out again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ _ANY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Streams by names, by how their names begin, and by ids. The patterns are those of grants.
-
-    The servers' own streams are selected by patterns that begin as their names do, not by `*`.
-    """
+    """Streams by names, by prefixes of names, and by ids. Patterns are written as in grants."""
 
     names: frozenset[str]
     prefixes: frozenset[str]
@@ -39,12 +36,12 @@ class Selection:
 
     @property
     def has_ids_only(self) -> bool:
-        """Whether the streams can be found without a list of all."""
+        """Whether the streams are found by id, without a list of all streams."""
         return not self.names and not self.prefixes
 
     @staticmethod
     def of(patterns: Sequence[str]) -> Selection:
-        """Return what names, and begins of names followed by `*`, select.
+        """Return the selection of names, and of prefixes followed by `*`.
 
         Raises ConfigurationError for other patterns, and for none.
         """
@@ -53,7 +50,7 @@ class Selection:
         for each in patterns:
             if not each or _ANY in each[:-1]:
                 raise ConfigurationError(
-                    f"{each!a} selects no streams: use a name, the begin of names followed by *, or"
+                    f"{each!a} is not a pattern of streams: use a name, a prefix followed by *, or"
                     " * for all"
                 )
         return Selection(
@@ -62,9 +59,9 @@ class Selection:
         )
 
     def of_streams(self, streams: Iterable[StreamInfo]) -> list[StreamInfo]:
-        """Return those of all streams that are selected. Raises NotFoundError for a missing name.
+        """Return the selected streams. Raises NotFoundError for a name that is missing.
 
-        A pattern may select none: streams that it matches may be created later.
+        A pattern may match no stream: matching streams may be created later.
         """
         found = [each for each in streams if self._has(each)]
         missing = self.names - {each.name for each in found}
@@ -93,7 +90,7 @@ Start = Literal["earliest", "latest"] | int | datetime
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The part of a stream to read: up to `end_offset`, exclusive, or, if None, its end."""
+    """The part of a stream to read, up to `end_offset`, exclusive; None stands for the end now."""
 
     start_offset: int
     end_offset: int | None = None
@@ -106,9 +103,9 @@ NO_SPANS: Final[Mapping[int, Span]] = MappingProxyType({})
 class Position:
     """How far one stream is read.
 
-    The next record to hand out is at `next_offset`, that to commit at `done_offset`. The consumer
-    stops before `end_offset`, which is None if it follows the stream. `seek_count` grows when the
-    position is set: what was fetched before that is not handed out.
+    The next record to hand out is at `next_offset`, and records before `done_offset` are done. The
+    consumer stops before `end_offset`, which is None if it follows the stream. A seek increases
+    `seek_count`: batches that were fetched before it are not handed out.
     """
 
     stream_id: int
@@ -134,7 +131,7 @@ class Positions:
 
     @property
     def stream_ids(self) -> frozenset[int]:
-        """The streams."""
+        """The ids of the streams."""
         return frozenset(self._by_id)
 
     @property
@@ -148,7 +145,7 @@ class Positions:
         return list(self._by_id.values())
 
     def maybe_at(self, stream_id: int) -> Position | None:
-        """Return the position in a stream, None if it is not, or no longer, the consumer's."""
+        """Return the position in a stream, None if the consumer does not read the stream."""
         return self._by_id.get(stream_id)
 
     def of(self, stream: str) -> Position:
@@ -177,7 +174,7 @@ class Positions:
         )
 
     def drop(self, stream_ids: Iterable[int]) -> None:
-        """Stop reading streams: nothing of them is handed out from now on."""
+        """Stop reading streams: none of their records is handed out any more."""
         for each in stream_ids:
             dropped = self._by_id.pop(each)
             dropped.seek_count += 1
@@ -188,7 +185,7 @@ class Positions:
         position.seek_count += 1
 
     def next_items(self, bytes_max: int) -> list[FetchItem]:
-        """Return what to fetch next: of all streams in turn that are not read to their ends."""
+        """Return what to fetch next: the streams that are not read to their ends, in turn."""
         open_ones = [each for each in self._by_id.values() if not each.is_over]
         if len(open_ones) > defaults.FETCH_STREAMS_MAX:
             start = self._turn % len(open_ones)
@@ -200,12 +197,12 @@ class Positions:
         ]
 
     def finish(self) -> None:
-        """Let all records that were handed out be done."""
+        """Mark all records that were handed out as done."""
         for each in self._by_id.values():
             each.done_offset = each.next_offset
 
     def to_commit(self) -> dict[int, int]:
-        """Return the offsets to commit, by stream id, of the streams where they have changed."""
+        """Return the offsets to commit, by stream id, of streams with a new done offset."""
         return {
             stream_id: each.done_offset
             for stream_id, each in self._by_id.items()
@@ -213,14 +210,14 @@ class Positions:
         }
 
     def checked(self, offsets: Mapping[str, int]) -> dict[int, int]:
-        """Return offsets to commit by stream id. Raises ConfigurationError for others."""
+        """Return the caller's offsets by stream id. Raises ConfigurationError for unusable ones."""
         chosen = {}
         for stream, offset in offsets.items():
             at = self.of(stream)
             if not isinstance(offset, Integral) or not 0 <= offset <= at.next_offset:
                 raise ConfigurationError(
-                    f"offset {offset!r} of stream {stream} cannot be committed: the next record is"
-                    f" at {at.next_offset}, and those from there on were not handed out"
+                    f"offset {offset!r} of stream {stream} cannot be committed: only records before"
+                    f" {at.next_offset} were handed out"
                 )
             chosen[at.stream_id] = int(offset)
         return chosen
@@ -228,9 +225,9 @@ class Positions:
     def checked_cursors(
         self, expected: Mapping[str, int | None], offsets: Mapping[str, int]
     ) -> dict[int, int]:
-        """Return where cursors are expected to be, by stream id. Raises ConfigurationError.
+        """Return the expected cursors by stream id. Raises ConfigurationError.
 
-        None stands for no cursor. Each has to be of a stream that an offset is committed for.
+        None stands for no cursor. An offset has to be committed for each of the streams.
         """
         cursors = {}
         for stream, cursor in expected.items():

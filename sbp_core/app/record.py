@@ -22,9 +22,9 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class Record(NamedTuple):
     """One record of a stream.
 
-    `timestamp_us` is in microseconds since the epoch (UTC). If a name occurs several times in the
-    headers, the last one counts; `batches` has them all. A record of a typed stream has `columns`,
-    and neither key, value nor headers.
+    `timestamp_us` is in microseconds since the epoch (UTC). Of headers with the same name only the
+    last one is here; `batches` has all. A record of a typed stream has `columns`, and neither key,
+    value nor headers.
     """
 
     stream: str
@@ -45,8 +45,8 @@ class Record(NamedTuple):
             return _EPOCH + self.timestamp_us * _MICROSECOND
         except OverflowError:
             raise ValueError(
-                f"timestamp_us {self.timestamp_us} is no time from the year 1 to 9999, which a"
-                " datetime could be; use timestamp_us"
+                f"timestamp_us {self.timestamp_us} is outside the years 1 to 9999 of a datetime;"
+                " use timestamp_us"
             ) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -57,8 +57,8 @@ class Record(NamedTuple):
 class Batch:
     """Consecutive records of one stream, the first of which is at `base_offset`.
 
-    `rows` has the columns of a typed stream, and those of `ROWS_SCHEMA` of any other. `times` are
-    when the records were written: the time of a record, or else that of its record batch.
+    `rows` has the columns of a typed stream, or else the columns of `ROWS_SCHEMA`. `times` are the
+    times when the records were written; a record without a time has the time of its record batch.
     """
 
     stream: str
@@ -109,6 +109,6 @@ def checked_timestamp_us(given: object) -> int:
         )
     if not _FIRST_US <= given <= _LAST_US:
         raise ValueError(
-            f"timestamp_us is {given}, no time from the year 1 to 9999; it is in microseconds"
+            f"timestamp_us {given} is outside the years 1 to 9999; pass microseconds since 1970"
         )
     return given

@@ -20,41 +20,41 @@ from sbp_core.errors import ConfigurationError, MemberUnknownError, OffsetOutOfR
 
 
 class AsyncAssignment(Protocol):
-    """Which of the selected streams a consumer reads, and where it commits how far it has come."""
+    """Which of the selected streams a consumer reads, and where its positions are kept."""
 
     @property
     def own_interval_ms(self) -> int | None:
-        """How often `own` has to be called at least; None if before each fetch is enough."""
+        """The longest time between two calls of `own`; None: one before each fetch is enough."""
 
     @property
     def has_cursors(self) -> bool:
         """Whether positions are kept."""
 
     async def own(self, selected: frozenset[int]) -> frozenset[int]:
-        """Return those of the selected streams, by id, that are the consumer's now.
+        """Return the ids of the selected streams that the consumer reads now. Raises SbpError.
 
-        It is called before each fetch. The consumer commits the positions of those that are no
-        longer its own, and forgets them, before it calls again. Raises SbpError.
+        The consumer calls it before each fetch. Before the next call it commits and forgets its
+        positions in the streams that are no longer in the result.
         """
 
     async def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
-        """Return the offsets at which to go on, of those streams that have one. Raises SbpError."""
+        """Return the kept offsets by stream id, without streams that have none. Raises SbpError."""
 
     async def commit(
         self, offsets: Mapping[int, int], expected: Mapping[int, int] | None = None
     ) -> None:
-        """Keep the offsets at which to go on, by stream id. Raises SbpError.
+        """Keep the offset of the next record to read of each stream, by id. Raises SbpError.
 
-        With `expected`, the offset of a stream is kept only if the earlier offset is the expected
-        one (NO_CURSOR: there is none); otherwise ConditionFailedError is raised.
+        `expected` has the offsets that are kept now (NO_CURSOR: none). Raises ConditionFailedError
+        for a stream with another offset, which is not changed.
         """
 
     async def close(self) -> None:
-        """Give all streams up; the consumer has committed. Raises SbpError."""
+        """Give all streams up, after the last commit of the consumer. Raises SbpError."""
 
 
 class AsyncWholeSelection:
-    """All selected streams; positions are the cursors of a group, or not kept without one."""
+    """All selected streams. Positions are the cursors of the group, and not kept without one."""
 
     def __init__(self, client: AsyncClient, group: str | None) -> None:
         self._client = client
@@ -62,7 +62,7 @@ class AsyncWholeSelection:
 
     @property
     def own_interval_ms(self) -> int | None:
-        """None: nothing changes."""
+        """None: the streams of the consumer never change."""
         return None
 
     @property
@@ -71,7 +71,7 @@ class AsyncWholeSelection:
         return self._group is not None
 
     async def own(self, selected: frozenset[int]) -> frozenset[int]:
-        """Return all."""
+        """Return all selected streams."""
         return selected
 
     async def cursors(self, stream_ids: Sequence[int]) -> Mapping[int, int]:
@@ -93,10 +93,10 @@ class AsyncWholeSelection:
 
 
 async def locate(client: AsyncClient, streams: Mapping[int, str], start: Start) -> dict[int, int]:
-    """Return the offset of a start in each stream; `streams` has their names by id.
+    """Return the offset of a start in each stream, by id; `streams` has the names by id.
 
     Raises OffsetOutOfRangeError for an offset that a stream does not have, ConfigurationError for
-    a start that is none of these, SbpError.
+    a start of another kind, SbpError.
     """
     if not streams:
         return {}
@@ -115,9 +115,8 @@ async def locate(client: AsyncClient, streams: Mapping[int, str], start: Start) 
     for each in bounds:
         if not each.start_offset <= start <= each.next_offset:
             raise OffsetOutOfRangeError.of(
-                f"stream {streams[each.stream_id]} has no offset {start}: it begins at"
-                f" {each.start_offset} and ends at {each.next_offset}; use one from there, or"
-                " 'earliest' or 'latest'"
+                f"stream {streams[each.stream_id]} has no offset {start}; use one from"
+                f" {each.start_offset} to {each.next_offset}, or 'earliest' or 'latest'"
             )
     return dict.fromkeys(streams, start)
 
@@ -127,14 +126,15 @@ _HEARTBEATS_PER_SESSION: Final = 3
 
 
 class AsyncMember:
-    """The assignment of a member: the placement driver decides which streams are its own.
+    """The assignment of a group's member: the placement driver divides the streams.
 
-    A worker sends the heartbeats while the caller works on a record, for `max_poll_interval_ms`.
-    The consumer asks for its streams between two records, but no more often than heartbeats are
-    sent, so that bound holds to within the time between heartbeats. A stream is given up by the
-    heartbeat after the one whose answer no longer has it, when the consumer has committed its
-    position. A member that was silent for too long is expelled: others may read its streams by
-    then, so it drops them all, with what it did not commit, and joins again.
+    A worker sends heartbeats while the caller works on a record, for `max_poll_interval_ms` at
+    most. The consumer asks for its streams between two records, and no more often than heartbeats
+    are sent, so the bound is exact to within the time between two heartbeats. When an answer lacks
+    a stream, the consumer commits its position in the stream, and the next heartbeat gives the
+    stream up. The placement driver expels a member that was silent for too long. Others may read
+    the streams of an expelled member, so it drops all positions, uncommitted ones too, and joins
+    again.
     """
 
     def __init__(

@@ -27,8 +27,9 @@ _LOG: Final = logging.getLogger("sbp_core.app")
 class AsyncFetcher:
     """Fetches from the positions of a consumer, and keeps the batches until they are handed out.
 
-    `is_member`: the consumer shares the streams of its `group` with others. It does not end if
-    records of a stream were trimmed, but gives that stream up: `given_up` has those streams, by id.
+    `is_member`: the consumer shares the streams of its `group` with others. If unread records of a
+    stream were trimmed, a member gives the stream up and goes on; `given_up` has the ids of these
+    streams.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class AsyncFetcher:
         """Positions, their seek counts when they were fetched from, and the batches left."""
 
     def clear(self) -> None:
-        """Forget what was fetched; it is fetched again from the positions."""
+        """Forget the fetched batches; the next fetch starts at the positions again."""
         self._ready = deque()  # not cleared: another thread may be in `maybe_next`
 
     def maybe_next(self) -> tuple[Position, Batch] | None:
@@ -71,9 +72,9 @@ class AsyncFetcher:
         return None
 
     async def fetch(self, until: float | None) -> None:
-        """Fetch what is there now of all streams, or what comes first before a time, if anything.
+        """Fetch what all streams have now, or the first records that come before a time.
 
-        A call that is cancelled changes nothing. Raises SbpError.
+        A cancelled call changes nothing. Raises SbpError.
         """
         for outcome in await self._fetch(until):
             at = self._positions.maybe_at(outcome.stream_id)
@@ -102,7 +103,7 @@ class AsyncFetcher:
                     continue
                 found.append(outcome)
                 if outcome.payload and self._is_idle:
-                    break  # the others may have nothing for as long as the fetch waits
+                    break  # other streams may have no records for as long as the fetch waits
         self._is_idle = self._is_following and not any(each.payload for each in found)
         if not self._is_following and not is_moved and not any(each.payload for each in found):
             missing = items[0]
@@ -116,8 +117,8 @@ class AsyncFetcher:
     async def _skip_trimmed(self, stream_id: int, error: SbpError) -> None:
         """Go on behind records that were trimmed before they were read, as `on_trimmed` says.
 
-        Raises the error if it is another one, or if that is wanted. A member of a group does not:
-        it reports the error, and goes on with its other streams.
+        Raises every other error, and also this one if `on_trimmed` is "error". A member of a group
+        reports the trimmed records in its log instead, and gives the stream up.
         """
         at = self._positions.maybe_at(stream_id)
         if at is None or not isinstance(error, OffsetOutOfRangeError):
@@ -146,7 +147,7 @@ class AsyncFetcher:
         _LOG.error("stream given up group=%s stream=%s: %s", self._group, at.stream, text)
 
     async def _decode(self, at: Position, outcome: FetchOutcome) -> Iterator[Batch]:
-        """Return the batches, each decoded when it is asked for, up to a damaged one."""
+        """Return an iterator that decodes a batch when it is asked for, up to a damaged one."""
         envelopes = list(split_envelopes(outcome.payload))
         known = self._schemas.setdefault(at.stream_id, {})
         if fingerprints_of(envelopes) - known.keys():
@@ -160,10 +161,10 @@ if TYPE_CHECKING:
 
 
 class Hand:
-    """The rest of the batch that a consumer hands out now, and its position.
+    """The records left in the batch that a consumer hands out now, and its position.
 
     Records before the `next_offset` of the position were handed out. At `duty_at` the consumer has
-    other work.
+    to commit or to ask for its streams.
     """
 
     def __init__(self, consumer: AsyncConsumer, duty_at: float) -> None:
@@ -171,7 +172,7 @@ class Hand:
         self.has_records = False
         """Whether a batch is handed out."""
         self.are_several = False
-        """Whether the last call has returned several records: none of them is done."""
+        """Whether the last call has returned several records. None of them is done yet."""
         self._consumer = consumer
         self._pieces: Iterator[Batch] = iter(())
         self._records: Iterator[Record] = iter(())
@@ -179,7 +180,7 @@ class Hand:
         self._seek_count = 0
 
     def turn_to(self, found: tuple[Position, Batch] | None) -> None:
-        """Hand out the records of a batch next, or none."""
+        """Hand out the records of this batch next; None stands for no batch."""
         self.has_records = found is not None
         self._records = iter(())
         self._pieces = iter(())
@@ -202,7 +203,7 @@ class Hand:
         return record
 
     def mark_done(self) -> None:
-        """Let all records be done that were handed out, except the last one."""
+        """Mark all records that were handed out as done, except the last one."""
         at = self._at
         if self.has_records and not self.are_several and at.seek_count == self._seek_count:
             at.done_offset = max(at.done_offset, at.next_offset - 1)
@@ -218,7 +219,7 @@ def hand_out_whole(found: tuple[Position, Batch] | None) -> Batch | None:
 
 
 class AsyncRecordIterator(Hand):
-    """The records of a consumer. A wait that is cancelled takes no record, and may be repeated."""
+    """The records of a consumer. A cancelled wait takes no record, and may be repeated."""
 
     def __aiter__(self) -> Self:
         return self
@@ -237,7 +238,7 @@ class AsyncRecordIterator(Hand):
 
 
 class AsyncBatchIterator:
-    """The batches of a consumer. A wait that is cancelled takes no batch, and may be repeated."""
+    """The batches of a consumer. A cancelled wait takes no batch, and may be repeated."""
 
     def __init__(self, consumer: AsyncConsumer, hand: Hand) -> None:
         self._consumer = consumer

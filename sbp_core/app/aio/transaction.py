@@ -50,10 +50,10 @@ class _State(Enum):
 class AsyncTransaction(OfProcess):
     """Records of several streams that become visible together, or not at all.
 
-    Made by `AsyncConnection.transaction`. As a context manager it commits at the end of the block,
-    and aborts if that raises. Records are staged some MiB at a time: they are durable then, and no
-    consumer reads them before the commit. Readers of two streams may see the records of one a
-    moment before those of the other. For one task.
+    Made by `AsyncConnection.transaction`, for one task. As a context manager it commits at the end
+    of the block, and aborts if the block raises. Records are staged some MiB at a time: staged
+    records are durable, and no consumer reads them before the commit. A reader of two streams may
+    see the records of one stream a moment before the records of the other.
     """
 
     def __init__(self, client: AsyncClient, streams: Iterable[str]) -> None:
@@ -62,14 +62,14 @@ class AsyncTransaction(OfProcess):
         self._targets: dict[str, Target] = {}
         batching = Batching(linger_ms=math.inf, buffer_bytes=defaults.TAKE_BYTES)
         self._outbox = Outbox(batching, time.monotonic)
-        """Records that are not staged yet: they are once the buffer is full, and at the commit."""
+        """The records that are not staged yet: the commit, or a full buffer, stages them."""
         self._stored_count = 0
         self._producer = one_shot_producer()
         self._staging = Staging(txn_id_of(self._producer, 0, uuid.uuid4().hex))
         self._hash = blake2b(digest_size=16)
         self._record_count = 0
         self._unstaged_count = 0
-        """Batches that were taken to be staged, and are not known to be."""
+        """Batches that were taken from the outbox, and are not known to be staged."""
         self._work: asyncio.Task[None] | None = None
         """Stages or commits. The task outlives a caller that is cancelled: the next call waits for
         it, whichever that is."""
@@ -90,9 +90,9 @@ class AsyncTransaction(OfProcess):
         """Send a record to one of the streams.
 
         `timestamp_us` is in microseconds since the epoch (UTC), or a datetime; by default now.
-        Raises ConfigurationError for another stream, or if the transaction is over,
+        Raises ConfigurationError for another stream, or if the transaction is over;
         RecordBatchError for a record that is too large, SchemaError for a typed stream, TypeError
-        and ValueError as the method of producers does, SbpError.
+        and ValueError as `AsyncProducer.send`, SbpError.
         """
         while not self.offer(stream, value, key, headers, timestamp_us):
             await self.make_room(stream, record_bytes(value, key, headers))
@@ -115,9 +115,9 @@ class AsyncTransaction(OfProcess):
 
     @internal
     async def make_room(self, stream: str, size_bytes: int = 0) -> Target:
-        """Stage what is collected; return the target of a stream, which takes a record of a size.
+        """Stage the collected records; return the target of a stream.
 
-        Raises RecordBatchError if the record is too large, SbpError.
+        Raises RecordBatchError if the stream takes no record of `size_bytes`, SbpError.
         """
         self._check_open(stream)
         if stream not in self._targets:
@@ -143,9 +143,9 @@ class AsyncTransaction(OfProcess):
     async def commit(self) -> None:
         """Let all records become visible. Raises SbpError.
 
-        After an error with the outcome UNKNOWN they may be visible, now or later: call it again, as
-        after a cancellation.
-        Raises ConfigurationError if the transaction is over, or if something was not staged.
+        After an error with the outcome UNKNOWN the records may become visible, now or later. Call
+        `commit` again then, as after a cancellation. Raises ConfigurationError if the transaction
+        is over, or if some records were not staged.
         """
         self._check_process()
         was_left = self._work is not None

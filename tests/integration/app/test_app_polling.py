@@ -92,7 +92,7 @@ def test_calls_and_iterators_take_each_record_once(sbp, name):
         next(first)
     consumer.seek(name, 4)
     assert values(consumer) == [b"4"]
-    with pytest.raises(OffsetOutOfRangeError, match="begins at 0 and ends at 5"):
+    with pytest.raises(OffsetOutOfRangeError, match="use one from 0 to 5"):
         consumer.seek(name, 6)
     with pytest.raises(OffsetOutOfRangeError, match="has no offset -1"):
         sbp.consumer(name, start=-1).poll()
