@@ -23,9 +23,9 @@ _UNSHOWN: Final = re.compile(r"[/?#%].*", re.DOTALL)
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return (host, port) of "host:port"; an IPv6 address stands in brackets.
+    """Return (host, port) of "host:port", where an IPv6 address is in brackets.
 
-    A host name is in its ASCII form. Raises ConfigurationError for anything else.
+    A host name has to be in its ASCII form. Raises ConfigurationError for another text.
     """
     if len(text) > limits.ADDRESS_LENGTH_MAX:
         raise ConfigurationError(
@@ -44,9 +44,9 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Return the endpoints of "host:port,host:port", one or several, each once.
+    """Return the endpoints in "host:port,host:port", each once.
 
-    Raises ConfigurationError for what `parse_endpoint` refuses, and for too many.
+    Raises ConfigurationError for an endpoint that `parse_endpoint` refuses, and for too many.
     """
     endpoints = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
     for each in endpoints:
@@ -76,9 +76,9 @@ def _wrong(text: str) -> ConfigurationError:
 class Connecting:
     """How connections are made: the timeout, the features to ask for, and a callback for timings.
 
-    With `tls` servers have to speak TLS, without it they must not. `credentials` name the token
-    that says who the client is, to servers that want to know; it goes over TLS only. `on_timing` is
-    called with each call that was answered, in whichever thread noticed it; it must return at once.
+    `tls` makes TLS required; without it servers must not speak TLS. `credentials` name the token
+    that identifies the client; a token is sent over TLS only. `on_timing` gets the timing of each
+    answered call, on the thread that received the answer, and must return at once.
     """
 
     timeout_ms: int = limits.CONNECT_TIMEOUT_MS
@@ -90,13 +90,13 @@ class Connecting:
     def __post_init__(self) -> None:
         if self.credentials is not None and self.tls is None:
             raise ConfigurationError(
-                f"a token ({self.credentials}) is sent over TLS only: name the authorities of the"
-                " servers too (ca_file of Tls, --tls-ca, or the option tlsCaFile)"
+                f"a token ({self.credentials}) is sent over TLS only; name the authorities of the"
+                " servers, too (ca_file of Tls, --tls-ca, or the option tlsCaFile)"
             )
 
     @property
     def shown_identity(self) -> str:
-        """The file, or variable, that says who the client is; for the log, so never the token."""
+        """The file or variable that has the identity, for the log. The token is never shown."""
         if self.credentials is not None:
             return str(self.credentials)
         if self.tls is not None and self.tls.cert_file is not None:
@@ -111,10 +111,10 @@ class Connecting:
 
 @dataclass(frozen=True, slots=True)
 class CallTiming:
-    """One call that was answered. Times are in ms.
+    """The timing of one answered call, in ms.
 
-    `round_trip_ms`: from the request to the last frame of the answer. `server_ms`: the
-    time of the server, long polls included; None if it reports none.
+    `round_trip_ms` is the time from the request to the last frame of the answer. `server_ms` is the
+    time that the server reports, long polls included; None if it reports none.
     """
 
     endpoint: str

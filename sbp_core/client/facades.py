@@ -1,9 +1,9 @@
-"""The event loop of the blocking clients of a process, on a thread of its own.
+"""Blocking classes as facades of asyncio classes, over one event loop on a thread of the process.
 
 A call of a blocking client is a coroutine on that loop, and the caller's thread waits for it. The
 loop polls with `poll`, which has no state in the kernel that a fork would share. The child of a
-fork has no such thread: it starts a loop of its own at its first call, and leaves the connections
-of its parent alone.
+fork lacks the thread: it starts a loop of its own at its first call, and leaves the connections of
+its parent alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ the parents."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Runs blocking work, such as the look-up of a name, on threads that last one call.
+    """Runs blocking work, such as the look-up of a host name, on a thread for each call.
 
     The executors of `concurrent.futures` refuse work once the main thread has ended.
     """
@@ -40,7 +40,7 @@ class _Loop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run a function; None stands for a thread of its own."""
+        """Run a function; the executor None stands for a new thread."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -61,7 +61,7 @@ class _Loop(asyncio.SelectorEventLoop):
 class Callbacks:
     """Runs the callbacks of a call on the thread that waits for the call.
 
-    A callback may use a blocking client there, which it cannot on the loop.
+    On that thread a callback may use a blocking client. On the loop it would wait for itself.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Callbacks:
         self._calls = queue.SimpleQueue()
 
     def of(self, callback: Callable[P, object]) -> Callable[P, None]:
-        """Return what to call on the loop in place of a callback."""
+        """Return a function for the loop, which hands each call to the waiting thread."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
             self._calls.put(partial(callback, *args, **kwargs))
@@ -119,7 +119,7 @@ class LoopThread:
                 callbacks.run_until(future)
             return future.result(seconds)
         except BaseException:
-            if future.cancel():  # what is called next must not meet it half way
+            if future.cancel():  # the next call of the caller must not meet a call half way
                 ended.wait(_CANCEL_SECONDS)
                 if callbacks is not None:
                     callbacks.run_until(future)
@@ -134,9 +134,9 @@ class LoopThread:
             )
 
     def iterate(self, items: AsyncGenerator[T]) -> Generator[T, None, None]:
-        """Yield items as they come, without a wait for the loop for each.
+        """Yield the items of an asynchronous generator, which runs ahead of the caller.
 
-        The generator runs ahead of its consumer. It is closed with this one.
+        The caller does not wait for the loop at each item. Closing this generator closes `items`.
         """
         self._check_caller(lambda: None)
         arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
@@ -202,7 +202,7 @@ T = TypeVar("T")
 
 
 class Facade(Protocol[A]):
-    """A blocking object; `on_loop` does its work, on the loop of `loop_thread`."""
+    """A blocking object. The object `on_loop` does its work, on the loop of `loop_thread`."""
 
     on_loop: A
 
@@ -210,7 +210,7 @@ class Facade(Protocol[A]):
 def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Facade[A], P], T]:
-    """Return the method of a facade that waits for a method of its asyncio class."""
+    """Return a method of a facade that waits for the same method of the asyncio class."""
 
     @wraps(method)
     def call(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -222,7 +222,7 @@ def blocking(
 def making(
     method: Callable[Concatenate[A, P], T], facade: Callable[[T], B]
 ) -> Callable[Concatenate[Facade[A], P], B]:
-    """Return the method that makes a facade of what a method of the asyncio class makes."""
+    """Return a method that makes a facade of the object that the asyncio class makes."""
 
     @wraps(method)
     def make(self: Facade[A], /, *args: P.args, **kwargs: P.kwargs) -> B:
@@ -244,6 +244,6 @@ def documented_as(method: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def internal(method: F) -> F:
-    """Mark a method that facades call, and no user: the reference pages leave it out."""
+    """Mark a method for facades only: the reference pages leave it out."""
     method.is_internal = True  # type: ignore[attr-defined]
     return method

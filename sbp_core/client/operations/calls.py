@@ -1,6 +1,6 @@
-"""Calls with retries, which every operation consists of.
+"""Calls with retries: every operation is made of them. Read `Attempts` and `ask` first.
 
-Read `Attempts` and `ask` first. No I/O: times and random numbers are passed in.
+This module does no I/O: times and random numbers are passed in.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ T = TypeVar("T")
 class RetryPolicy:
     """How long (ms) a client retries a failed operation, and how long it waits between tries.
 
-    `budget_ms` is the time without progress after which the error is raised; 0 disables retries,
-    and with `math.inf` they never end. Until a placement driver has answered the client once, it is
-    `first_ms`, if that is less: a wrong address is reported soon. The wait before retry n = 0, 1, 2
-    is random, from 0 to the smaller one of backoff_ms * 2**n and `backoff_ms_max`. If a server asks
-    for a wait, that is added. Only `retriable` errors are retried, if repeating does no harm.
+    The error is raised after `budget_ms` without progress; 0 disables retries, and with `math.inf`
+    they never end. Until a placement driver has answered the client once, the budget is `first_ms`
+    at most, so that a wrong address is reported soon. The wait before retry n = 0, 1, 2 is random,
+    from 0 to the smaller of backoff_ms * 2**n and `backoff_ms_max`, plus the wait that a server
+    asks for. Only `retriable` errors are retried, and only calls that may be repeated.
 
         Client(endpoint, retry=RetryPolicy(budget_ms=5_000))
 
@@ -85,9 +85,10 @@ class RetryPolicy:
     ) -> float | None:
         """Return the wait before the next try, None to give up.
 
-        `is_repeatable`: doing it twice does no harm (a read, or an append whose caller accepts
-        duplicates); otherwise only calls without effect are retried. `attempt_count` tries failed
-        in `elapsed_ms` since the last progress. `is_first`: no placement driver has answered yet.
+        `is_repeatable`: a second execution does no harm (a read, or an append whose caller accepts
+        duplicates); other calls are retried only if the failed one had no effect. `attempt_count`
+        tries failed in `elapsed_ms` since the last progress. `is_first`: no placement driver has
+        answered yet.
         """
         if not error.retriable:
             return None
@@ -95,8 +96,8 @@ class RetryPolicy:
             return None
         doublings = min(max(attempt_count - 1, 0), 30)
         throttle_ms = error.throttle_time_ms if isinstance(error, StatusError) else 0
-        # Full jitter, over the server's throttle time too: calls that were refused together are
-        # not repeated together.
+        # Full jitter, on top of the server's throttle time: otherwise all calls that were refused
+        # together would be repeated together.
         spread_ms = max(self.backoff_ms << doublings, throttle_ms)
         wait_ms = throttle_ms + random.uniform(0, min(spread_ms, self.backoff_ms_max))
         left_ms = self.budget(is_first=is_first) - elapsed_ms
@@ -122,7 +123,7 @@ class PatienceLog:
     ) -> bool:
         """Log that `what` fails with `error` and is retried, without progress since `since_ms`.
 
-        Whether that was logged.
+        Return whether a line was logged.
         """
         logged_at_ms = since_ms if self._logged_at_ms is None else self._logged_at_ms
         if now_ms - max(since_ms, logged_at_ms) < limits.RETRY_LOG_INTERVAL_MS:
@@ -173,7 +174,7 @@ class Attempts:
         self._is_logged = False
 
     def on_progress(self, now_ms: float) -> None:
-        """Count from zero again; log that an outage is over whose beginning was logged."""
+        """Count from zero again. If the outage was logged, log its end."""
         if self._is_logged:
             _LOG.warning("servers answer again after %.0f s", (now_ms - self._since_ms) / 1000)
             self._is_logged = False
@@ -186,7 +187,7 @@ class Attempts:
         return not self._count
 
     def on_failure(self) -> None:
-        """Count one more try that failed."""
+        """Count one more failed try."""
         self._count += 1
 
     def maybe_wait_ms(
@@ -200,7 +201,7 @@ class Attempts:
     ) -> float | None:
         """Return the wait before another try after `error`, None to give up.
 
-        `endpoint` is the one that was asked, None if `error` names it, or no server was asked.
+        `endpoint` was asked; None if `error` names the server, or if no server was asked.
         """
         policy, is_first = self._context.policy, not self._context.drivers.have_answered
         wait_ms = policy.maybe_wait_ms(
@@ -247,7 +248,7 @@ def _asked(operation: str, endpoint: str | None) -> str:
 
 
 def unanswered(what: str) -> ProtocolError:
-    """Return the error of an item that the peer's complete answer does not mention."""
+    """Return the error of an item that a complete answer leaves out."""
     error = ProtocolError(f"the server's answer says nothing about {what}")
     error.outcome = Outcome.UNKNOWN
     return error
@@ -264,7 +265,7 @@ def check_system_error(frame: Frame) -> None:
 def decode_answer(frame: Frame, table: type[T]) -> T:
     """Return the header of a response frame.
 
-    Raises StatusError if the whole frame is an error, ProtocolError if it is no valid answer.
+    Raises StatusError if the whole frame is an error, ProtocolError if the frame is not valid.
     """
     try:
         check_system_error(frame)
@@ -280,7 +281,7 @@ def decode_answer(frame: Frame, table: type[T]) -> T:
 
 
 def decode_reply(reply: Reply, table: type[T]) -> list[T]:
-    """Return the headers of all frames of a reply. Raises the error that ends it or is in it."""
+    """Return the headers of all frames of a reply. Raises the error of the reply or of a frame."""
     if reply.error is not None:
         raise reply.error
     return [decode_answer(frame, table) for frame in reply.frames]
@@ -295,12 +296,12 @@ async def ask(
     is_repeatable: bool = True,
     feature: FeatureName | None = None,
 ) -> list[T]:
-    """Ask the placement driver, again where that may help; return the headers of the answer.
+    """Ask the leading placement driver, with retries; return the headers of the answer.
 
-    One that does not lead names the leader, which is asked from then on. Where several were given,
-    one that is down, or is silent for the timeout of a repeatable call, is passed over. The outcome
-    of the error that is raised covers all tries. With a `feature` the call is sent only where it
-    was agreed on.
+    A placement driver that does not lead names the leader, which is asked from then on. If the
+    client was given several, it passes over a placement driver that is down, or that is silent for
+    the timeout of a repeatable call. The outcome of a raised error covers all tries. A call with a
+    `feature` is sent only on connections that agreed on the feature.
     """
     attempts = Attempts(context, context.now_ms())
     is_untouched = True
@@ -361,7 +362,7 @@ async def ask_for_each(
 
 
 async def exchange(open_calls: OpenCalls, call: Call) -> list[Frame]:
-    """Make one call once; return its frames. Raises its error, also a system error."""
+    """Make a call once; return the frames of its answer. Raises its error, also a system error."""
     (reply,) = await gather(open_calls, [call])
     if reply.error is not None:
         raise reply.error

@@ -50,7 +50,7 @@ async def placement_drivers(
 
 
 async def describe_cluster(context: Context) -> ClusterInfo:
-    """Return the range servers, and what the open ranges of all streams lack."""
+    """Return the range servers of the cluster, and the replicas that ranges lack."""
     # SPEC "DESCRIBE_SERVERS"
     header = DescribeServersRequest(context.timeout_ms)
     answers = await ask(context, Opcode.DESCRIBE_SERVERS, header, DescribeServersResponse)
@@ -88,7 +88,7 @@ async def describe_cluster(context: Context) -> ClusterInfo:
 
 
 async def explain_missing(context: Context, replica_count: int) -> str | None:
-    """Return why a stream gets fewer replicas than these now, and the remedy; None if not."""
+    """Return why a new stream gets fewer replicas now, and the remedy; None if it gets all."""
     if replica_count <= 1:
         return None
     try:
@@ -109,9 +109,10 @@ async def explain_missing(context: Context, replica_count: int) -> str | None:
 async def drain_servers(
     context: Context, server_ids: Sequence[int], *, is_cancelled: bool = False
 ) -> None:
-    """Let range servers get no ranges any more, and copy theirs to others; or cancel that.
+    """Begin to drain range servers, or cancel their drains.
 
-    Returns before it is done. Raises NotFoundError for an unknown id.
+    A server that is drained gets no new ranges, and its ranges are copied to other servers. Returns
+    before the copies are done. Raises NotFoundError for an unknown id.
     """
     # SPEC "DRAIN_SERVERS"
     header = DrainServersRequest(context.timeout_ms, tuple(server_ids), is_cancelled)
@@ -119,7 +120,7 @@ async def drain_servers(
 
 
 async def list_grants(context: Context, subject: str | None = None) -> list[Grant]:
-    """Return what a subject may do, or all subjects, by subject, right and pattern."""
+    """Return the grants of a subject, or of all subjects, by subject, right and pattern."""
     # SPEC "LIST_GRANTS"
     header = ListGrantsRequest(context.timeout_ms, subject)
     answers = await ask(context, Opcode.LIST_GRANTS, header, ListGrantsResponse)
@@ -133,9 +134,9 @@ async def list_grants(context: Context, subject: str | None = None) -> list[Gran
 async def change_grants(
     context: Context, grants: Sequence[Grant], *, is_revoked: bool = False
 ) -> None:
-    """Grant rights, or revoke them: all or none. It may be repeated.
+    """Grant rights, or revoke them: all or none. The call may be repeated.
 
-    Raises InvalidRequestError for what cannot be granted.
+    Raises InvalidRequestError for a grant that is not possible.
     """
     # SPEC "CHANGE_GRANTS"
     tables = tuple(GrantTable(each.subject, each.right, each.pattern) for each in grants)
