@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from numbers import Integral
 from types import MappingProxyType
 from typing import Final, Literal
 
 from sbp_core.app import defaults
 from sbp_core.client import NO_CURSOR, FetchItem, StreamInfo
+from sbp_core.client.types import plain_int
 from sbp_core.errors import ConfigurationError, NotFoundError, StatusCode
 from sbp_core.wording import listed
 
@@ -211,15 +211,16 @@ class Positions:
 
     def checked(self, offsets: Mapping[str, int]) -> dict[int, int]:
         """Return the caller's offsets by stream id. Raises ConfigurationError for unusable ones."""
-        chosen = {}
+        chosen: dict[int, int] = {}
         for stream, offset in offsets.items():
             at = self.of(stream)
-            if not isinstance(offset, Integral) or not 0 <= offset <= at.next_offset:
+            number = plain_int(offset)
+            if not isinstance(number, int) or not 0 <= number <= at.next_offset:
                 raise ConfigurationError(
                     f"offset {offset!r} of stream {stream} cannot be committed: only records before"
                     f" {at.next_offset} were handed out"
                 )
-            chosen[at.stream_id] = int(offset)
+            chosen[at.stream_id] = number
         return chosen
 
     def checked_cursors(
@@ -229,17 +230,18 @@ class Positions:
 
         None stands for no cursor. An offset has to be committed for each of the streams.
         """
-        cursors = {}
+        cursors: dict[int, int] = {}
         for stream, cursor in expected.items():
             if stream not in offsets:
                 raise ConfigurationError(
                     f"expected names stream {stream}, for which no offset is committed"
                 )
-            if cursor is not None and (not isinstance(cursor, Integral) or cursor < 0):
+            number = plain_int(cursor)
+            if number is not None and (not isinstance(number, int) or number < 0):
                 raise ConfigurationError(
                     f"expected {cursor!r} of stream {stream} is no offset; None means no cursor"
                 )
-            cursors[self.of(stream).stream_id] = NO_CURSOR if cursor is None else int(cursor)
+            cursors[self.of(stream).stream_id] = NO_CURSOR if number is None else number
         return cursors
 
     def on_committed(self, offsets: Mapping[int, int]) -> None:

@@ -20,6 +20,9 @@ from concurrent.futures import Executor
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+A = TypeVar("A")
+B = TypeVar("B")
+F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -192,13 +195,6 @@ os.register_at_fork(after_in_child=_CURRENT.leave)
 def loop_thread() -> LoopThread:
     """Return the loop of this process."""
     return _CURRENT.running or _CURRENT.get()
-
-
-A = TypeVar("A")
-B = TypeVar("B")
-F = TypeVar("F", bound=Callable[..., Any])
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Facade(Protocol[A]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from numbers import Integral
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -13,8 +13,6 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.wire.headers import BatchFilter, Projection
-
-T = TypeVar("T")
 
 EARLIEST: Final = -2
 """As a fetch offset: the first offset that the stream still has."""
@@ -82,10 +80,10 @@ class StreamUpdate:
     expected_properties: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
-def plain_int(value: T) -> T | int:
+def plain_int(value: Any) -> Any:
     """Return an integer of another library, such as numpy, as an int; other values as they are."""
     is_foreign = isinstance(value, Integral) and not isinstance(value, int)
-    return int(value) if is_foreign else value  # type: ignore[call-overload, no-any-return]
+    return int(value) if is_foreign else value
 
 
 def check_types(given: StreamSpec | StreamUpdate) -> None:

@@ -102,8 +102,8 @@ async def locate(client: AsyncClient, streams: Mapping[int, str], start: Start) 
         return {}
     if isinstance(start, datetime):
         return await client.lookup_offsets(dict.fromkeys(streams, timestamp_us_of(start)))
-    start = plain_int(start)
-    if not isinstance(start, int) and start not in {"earliest", "latest"}:
+    at = plain_int(start)
+    if not isinstance(at, int) and start not in {"earliest", "latest"}:
         raise ConfigurationError(
             f"start {start!r} is not 'earliest', 'latest', an offset or a datetime"
         )
@@ -113,12 +113,12 @@ async def locate(client: AsyncClient, streams: Mapping[int, str], start: Start) 
     if start == "latest":
         return {each.stream_id: each.next_offset for each in bounds}
     for each in bounds:
-        if not each.start_offset <= start <= each.next_offset:
+        if not each.start_offset <= at <= each.next_offset:
             raise OffsetOutOfRangeError.of(
                 f"stream {streams[each.stream_id]} has no offset {start}; use one from"
                 f" {each.start_offset} to {each.next_offset}, or 'earliest' or 'latest'"
             )
-    return dict.fromkeys(streams, start)
+    return dict.fromkeys(streams, at)
 
 
 _LOG: Final = logging.getLogger("sbp_core.app")

@@ -59,16 +59,16 @@ async def commit_cursors(
     membership: Membership | None = None,
     expected: Mapping[int, int] | None = None,
 ) -> None:
-    """Remember the offsets that a consumer group reads next, by stream id; durably.
+    """Store the offsets that a consumer group reads next, by stream id, durably.
 
-    Offsets may go back. NO_CURSOR forgets a cursor. Raises NotFoundError naming the missing
-    streams. While a group has members, one of them has to commit, with its `membership`: that
-    raises MemberUnknownError if it is no longer a member, StreamNotHeldError for a stream that
-    it does not hold. The cursors of other streams are set nevertheless.
+    Offsets may go back; NO_CURSOR deletes a cursor. Raises NotFoundError naming the missing
+    streams. While a group has members, only a member may commit, with its `membership`. Raises
+    MemberUnknownError if the member was expelled, StreamNotHeldError for a stream that the member
+    does not hold. The cursors of other streams are set nevertheless.
 
-    With `expected`, offsets by stream id, a cursor that is elsewhere is not set: that raises
-    ConditionFailedError, with the `current_offset`. NO_CURSOR expects that there is none. If
-    the answer is lost the outcome is UNKNOWN, and nothing is sent again: see what is committed.
+    `expected` are the present cursors by stream id; NO_CURSOR stands for no cursor. Raises
+    ConditionFailedError, with the `current_offset`, for another present cursor, which is not set.
+    If the answer is lost the outcome is UNKNOWN, and nothing is sent again.
     """
     expected = expected or {}
     if not expected.keys() <= offsets.keys():
@@ -80,7 +80,7 @@ async def commit_cursors(
                 f" {NO_CURSOR} to forget the cursor"
             )
     feature = None if membership is None else FeatureName.GROUPS
-    if expected:  # servers that know this know groups, too
+    if expected:  # a server with this feature has groups, too
         feature = FeatureName.COMPARE_AND_SET
     errors: dict[int, SbpError] = {}
     for chunk in chunks(list(offsets)):
@@ -118,7 +118,7 @@ async def commit_cursors(
 async def describe_cursors(
     context: Context, group: str, stream_ids: Sequence[int] = ()
 ) -> list[CursorInfo]:
-    """Return the cursors that a group has, all of them or those of the streams named."""
+    """Return the cursors of a group, all or those of the given streams."""
     found: list[CursorInfo] = []
     for chunk in chunks(list(dict.fromkeys(stream_ids))) if stream_ids else [()]:
         header = DescribeCursorsRequest(context.timeout_ms, group, tuple(chunk))
@@ -153,7 +153,7 @@ def _answered(
     answers: Sequence[CommitCursorsResponse] | Sequence[DescribeCursorsResponse],
     stream_ids: Sequence[int],
 ) -> dict[int, Cursor]:
-    """Return what was answered for each stream, in the order asked for."""
+    """Return the answered cursor of each stream, in the given order."""
     results = [cursor for answer in answers for cursor in answer.cursors]
     if [cursor.stream_id for cursor in results] != list(stream_ids):
         raise unanswered(f"some of the {len(stream_ids)} cursors that were asked for")
@@ -173,12 +173,12 @@ async def join_group(
     session_timeout_ms: int = group_limits.GROUP_SESSION_MS,
     handover_timeout_ms: int = group_limits.GROUP_HANDOVER_MS,
 ) -> Membership:
-    """Become a member of a group that reads the streams whose names match, with others.
+    """Become a member of a group, which shares the streams whose names match.
 
-    `patterns` are names, begins of names followed by `*`, or `*`. A member that is silent for
-    its session timeout is expelled, and one that does not give a stream up within its hand-over
-    timeout. With the `member_id` of a member its patterns and timeouts are changed. Raises
-    UnsupportedError if the placement driver knows no members.
+    `patterns` are names, prefixes followed by `*`, or `*`. A member is expelled if it is silent for
+    its session timeout, or does not give up a stream within its hand-over timeout. A call with the
+    `member_id` of a member changes its patterns and timeouts. Raises UnsupportedError if the
+    placement driver knows no members.
     """
     # SPEC "JOIN_GROUP"
     member_id = member_id or f"{context.random.getrandbits(128):032x}"
@@ -200,12 +200,12 @@ async def join_group(
 async def group_heartbeat(
     context: Context, membership: Membership, held: Collection[int]
 ) -> Membership:
-    """Stay a member; return what it is to read from now on.
+    """Stay a member; return the streams to read from now on.
 
-    `held` are the streams, by id, of which anything is still being read or processed. Streams
-    that are in it and not in the result are to be given up: commit what was processed, and
-    leave them out of the next call, at once. It is retried for one session timeout. Raises
-    MemberUnknownError: others may read the streams already.
+    `held` are the ids of the streams that the member still reads or processes. Give up the held
+    streams that are not in the result: commit what was processed, and send the next heartbeat
+    without them at once. The call is retried for one session timeout. Raises MemberUnknownError if
+    the member was expelled: others may read its streams already.
     """
     # SPEC "GROUP_HEARTBEAT"
     session_ms = membership.session_timeout_ms
@@ -232,9 +232,9 @@ async def group_heartbeat(
 
 
 async def leave_group(context: Context, group: str, member_id: str) -> None:
-    """Let a member leave, which reads nothing any more; others get its streams at once.
+    """Leave a group; the other members get the streams at once.
 
-    Nothing happens if it is not a member.
+    Stop reading before. Nothing happens if the member was expelled.
     """
     # SPEC "LEAVE_GROUP"
     header = LeaveGroupRequest(context.timeout_ms, group, member_id)

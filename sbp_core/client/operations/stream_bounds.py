@@ -40,9 +40,9 @@ from sbp_core.wire.status import maybe_error
 
 
 async def ended(context: Context, pieces: Iterable[RangeInfo]) -> set[int]:
-    """Return the streams whose ranges, which were open, are not any more.
+    """Return the streams, by id, whose given ranges are no longer open.
 
-    None if the placement driver does not say so soon.
+    The result is empty if the placement driver does not answer soon.
     """
     indexes = {each.stream_id: each.range_index for each in pieces}
     if not indexes:
@@ -98,7 +98,7 @@ async def stream_bounds(context: Context, stream_ids: Sequence[int]) -> list[Str
         questions = bounds.questions(pending)
         timeout_ms = context.timeout_ms
         if attempts.is_first and any(each.is_replicated for _, part in questions for each in part):
-            timeout_ms = min(timeout_ms, limits.REPLICA_TIMEOUT_MS)  # it may have a new primary
+            timeout_ms = min(timeout_ms, limits.REPLICA_TIMEOUT_MS)  # there may be a new primary
         replies = await _describe_open(context, questions, timeout_ms)
         for (server, pieces), reply in zip(questions, replies, strict=True):
             bounds.on_reply(server, pieces, reply)
@@ -118,7 +118,7 @@ async def stream_bounds(context: Context, stream_ids: Sequence[int]) -> list[Str
 class Bounds:
     """The known bounds of streams, while their servers are asked.
 
-    `failures` are those of the last questions, by stream: the server that was asked, and the error.
+    `failures` has the server and the error of each stream that failed in the last questions.
     """
 
     def __init__(self, router: Router) -> None:
@@ -167,13 +167,13 @@ class Bounds:
             elif tail.end_offset is None:
                 self._settle(stream_id, tail, tail.next_offset)
             else:
-                # Sealed behind our back: a newer range may exist, so the placement is looked up
-                # once more; if it shows none, this range is where the stream ends.
+                # The range was sealed after the look-up, so a newer range may exist. If the next
+                # look-up shows no newer range, the stream ends with this one.
                 self._sealed[stream_id] = tail
                 self._router.forget(stream_id)
 
     def first_offset(self, stream_id: int) -> int:
-        """Return where the placement driver lets a stream begin."""
+        """Return the first offset of a stream that the placement driver knows."""
         ranges = self._router.maybe_ranges(stream_id)
         return ranges[0].start_offset if ranges else 0
 

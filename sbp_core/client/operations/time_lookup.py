@@ -54,13 +54,12 @@ async def lookup_offsets(
     start_offsets: Mapping[int, int] | None = None,
     timeout_ms: int | None = None,
 ) -> dict[int, int]:
-    """Return for each stream, by id, where to start for what was appended since a time.
+    """Return for each stream, by id, the offset of the first record appended at a time or later.
 
-    Times in us (UTC), by the clocks of the range servers, which count in ms. The answer is the
-    first record, in the order of offsets, that was appended then or later, or else the tail.
-    For a stream in `start_offsets` only records from there on count, and only the servers of
-    ranges that end behind it are asked. With a `timeout_ms` servers are not waited for any
-    longer: streams that they have ranges of are left out.
+    Times are in us (UTC), by the clocks of the range servers, which count in ms. Without such a
+    record the answer is the tail. A look-up begins at the offset in `start_offsets`, and asks only
+    the servers of ranges that end behind it. With a `timeout_ms` streams whose servers take longer
+    are left out.
     """
     start_offsets = start_offsets or {}
     wanted = {
@@ -80,8 +79,8 @@ async def append_times(
 ) -> dict[int, int | None]:
     """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
 
-    If that one was trimmed, when the first one left was; None at the tail and beyond. With a
-    `timeout_ms` streams whose servers take longer are left out.
+    For a trimmed record the time is that of the first record left; None at the tail and beyond.
+    With a `timeout_ms` streams whose servers take longer are left out.
     """
     wanted = {
         stream_id: LookupOffsetInfo(stream_id=stream_id, start_offset=_check(offset, "offset"))
@@ -100,11 +99,11 @@ def _check(number: int, what: str) -> int:
 async def _look_up(
     context: Context, wanted: Mapping[int, LookupOffsetInfo], timeout_ms: int | None
 ) -> dict[int, TimedOffset]:
-    """Ask the servers of all ranges that end behind the start offsets; they look up what they have.
+    """Ask the servers of all ranges that end behind the start offsets for the first record.
 
-    If a stream went on in a new range since the look-up, it is asked for again: a server that also
-    hosts a later range would have named that one. With a `timeout_ms` no server is waited for
-    longer, nor asked again: the streams that it has ranges of are left out.
+    If a stream has a new range since its placement was looked up, it is asked for again, because a
+    server of both ranges may have found the record in the later one. With a `timeout_ms` no server
+    is waited for longer or asked again: streams with ranges on such a server are left out.
     """
     attempts = Attempts(context, context.now_ms())
     lookups = _Lookups(context, wanted)
@@ -152,9 +151,9 @@ async def _look_up(
 
 
 class _Lookups:
-    """State of `_look_up`: the ranges of each stream, and what their servers found.
+    """The state of `_look_up`: the ranges of each stream, and the answers of their servers.
 
-    `failures` are those of the last questions, by stream: the server that was asked, and the error.
+    `failures` has the server and the error of each stream that failed in the last questions.
     """
 
     def __init__(self, context: Context, wanted: Mapping[int, LookupOffsetInfo]) -> None:
@@ -167,7 +166,7 @@ class _Lookups:
         self._answers: dict[int, dict[str, TimedOffset]] = {}
         self._turns: dict[tuple[int, int], Turn] = {}
         self._servers: dict[int, dict[int, str]] = {}
-        """By stream and range: the server that is asked."""
+        """By stream id and range index: the server that is asked."""
 
     def questions(
         self, stream_ids: Sequence[int], now_ms: float
@@ -190,7 +189,7 @@ class _Lookups:
         return [(server, part) for server, whole in hosted.items() for part in chunks(whole)]
 
     def on_reply(self, server: str, stream_ids: Sequence[int], reply: Reply, now_ms: float) -> None:
-        """Record what a server found in the ranges that it hosts."""
+        """Record the answer of a server about the ranges that it hosts."""
         answered: dict[int, LookupOffsetResult] = {}
         try:
             for answer in decode_reply(reply, LookupOffsetsResponse):
@@ -217,7 +216,7 @@ class _Lookups:
                 self._answers[stream_id][server] = TimedOffset(result.offset, time_ms)
 
     def answered(self) -> list[int]:
-        """Return the streams all of whose servers have answered."""
+        """Return the streams whose servers have all answered."""
         return [
             stream_id
             for stream_id in self._asked
@@ -229,14 +228,14 @@ class _Lookups:
         ]
 
     def settle(self) -> None:
-        """Decide about the streams that are where they were when their servers were asked."""
+        """Settle the streams whose ranges have not changed since their servers were asked."""
         for stream_id in self.answered():
             ranges = self._asked[stream_id]
             if ranges == self._router.maybe_ranges(stream_id):
                 self.found[stream_id] = first_found(ranges, self._answers[stream_id])
 
     def worst_failure(self) -> tuple[str | None, SbpError]:
-        """Return one that no wait cures, if there is any."""
+        """Return a failure, one that no wait cures if there is any."""
         return min(self.failures.values(), key=lambda each: each[1].retriable)
 
     def _ahead(self, stream_id: int) -> list[RangeInfo]:
@@ -244,9 +243,9 @@ class _Lookups:
         return [each for each in self._asked[stream_id] if each.is_ahead_of(start_offset)]
 
     def _end(self, stream_id: int, server: str) -> int:
-        """Return where the last of the sealed ranges ends that a replica was asked for; -1: none.
+        """Return the end of the last sealed range that a replica was asked for, -1 without one.
 
-        One that found nothing must have looked as far as that: it may not know of the seal yet.
+        A replica that found nothing up to a lower offset lacks records of a sealed range.
         """
         asked = self._servers[stream_id]
         ends = [
@@ -257,7 +256,7 @@ class _Lookups:
         return max(ends, default=-1)
 
     def _on_error(self, stream_id: int, server: str, error: SbpError, now_ms: float) -> None:
-        """Ask other replicas of the ranges that a server was asked for, or let the stream fail."""
+        """Ask other replicas for the ranges of a failed server, or let the stream fail."""
         for piece in self._ahead(stream_id):
             if self._servers[stream_id].get(piece.range_index) == server:
                 turn = self._turns[stream_id, piece.range_index]
@@ -285,11 +284,10 @@ def _lacking(stream_id: int, offset: int, end_offset: int) -> RangeNotFoundError
 
 
 def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, TimedOffset]) -> TimedOffset:
-    """Return the first record that any of the servers found that were asked, or the stream's tail.
+    """Return the first record that a server found, or the stream's tail.
 
-    Where a server found nothing it answers the end of what it has. Only the answer of the last
-    range's server counts: what was appended there since then is not to be skipped for a record that
-    another server found in a still later range.
+    A server that found nothing answers the end of its last range. For the tail only the answer of
+    the last range's server counts: records that were appended there since then must not be skipped.
     """
     if not ranges:
         return TimedOffset(0, None)
