@@ -3,6 +3,15 @@
 `connect` gives a `Connection`, which makes producers, consumers and transactions. The classes for
 asyncio are in `aio`, their facades for threads in `blocking`. `sbp_core.client` below them speaks
 the protocol. What the classes decide without I/O is in the modules beside `aio`.
+
+A call walks through five files, and its answer comes back the same way:
+
+    send, flush          poll, iteration      what happens there
+    aio/producer.py      aio/consumer.py      the worker appends; the consumer asks for batches
+    outbox.py            aio/fetched.py       records become batches; batches become records
+    client/operations/appending.py, fetching.py     batches become frames to servers, with retries
+    client/io/aio_transport.py                calls of an operation, a connection for each server
+    client/io/connection.py                   the socket; the protocol is in conversation.py
 """
 
 from sbp_core.app.aio import (

@@ -1,7 +1,7 @@
 """Moves of ranges to other servers, while the cluster serves (SPEC "MOVE_RANGES").
 
 The placement driver goes one step with each request, so a move is asked for until it is done. If
-the client stops, or the placement driver fails over, the same request goes on with it.
+the client stops, or the placement driver fails over, the same request continues the move.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _REST_SECONDS_MAX: Final = 5.0
 """The longest pause between two batches. Each is three times as long as the batch before took."""
 _POLL_SECONDS: Final = 0.1
 _POLL_SECONDS_MAX: Final = 2.0
-"""The pause between requests doubles up to that while no move ends: the audit log has each."""
+"""The longest pause between requests. Pauses double while no move ends: the audit log has each
+request."""
 _PATIENCE_SECONDS: Final = 30.0
-"""How long a move is tried again that fails for a reason that may pass."""
+"""How long a move with a retriable error is tried again."""
 
 
 def read_servers(client: Client) -> list[Server]:
@@ -51,9 +52,9 @@ def read_servers(client: Client) -> list[Server]:
 
 
 def read_ranges(client: Client, stream_ids: Sequence[int] | None = None) -> list[Placed]:
-    """Return the ranges of streams, of all if None; those that are deleted by now are left out.
+    """Return the ranges of streams, or of all streams if None, without deleted streams.
 
-    A range whose servers do not tell its size counts as one without records.
+    A range whose servers do not report its size counts as empty.
     """
     streams = client.list_streams() if stream_ids is None else client.find_streams(stream_ids)
     replica_counts = {each.stream_id: each.replica_count for each in streams}
@@ -85,7 +86,7 @@ def _server_ids(found: StreamRange) -> tuple[int, ...]:
 
 
 OnMoved = Callable[[int, int], None]
-"""Gets how many moves are over, and how many bytes the copies of these had."""
+"""Gets the number of moves that have ended, and the bytes of their copies."""
 
 
 def run_moves(
@@ -95,11 +96,11 @@ def run_moves(
     bytes_per_second: float,
     on_moved: OnMoved = lambda _moves, _bytes: None,
 ) -> dict[int, SbpError]:
-    """Move ranges, and return by stream why its ranges were not, or not all, moved.
+    """Move ranges; return the error of each stream, by id, with ranges that were not moved.
 
-    The moves of a stream go one after the other. `bytes_per_second` bounds how much is copied, on
-    average. Ranges that were deleted or trimmed are done. Raises SbpError if the placement driver
-    does not answer.
+    The moves of a stream run one after the other. `bytes_per_second` bounds the average rate of
+    copies. Ranges that were deleted or trimmed count as moved. Raises SbpError if the placement
+    driver does not answer.
     """
     run = _Run(client, [*moves])
     while run.waiting:
@@ -114,7 +115,7 @@ def run_moves(
                 pause = min(2 * pause, _POLL_SECONDS_MAX)
         took = time.monotonic() - began
         behind = run.ended_bytes / bytes_per_second - (time.monotonic() - run.began)
-        # The servers have most of the time for others: each copy takes processor time of two.
+        # The servers get most of the time for other work: a copy takes processor time of two.
         time.sleep(max(behind, min(3 * took, _REST_SECONDS_MAX)) if run.waiting else 0)
     return run.errors
 
@@ -132,7 +133,7 @@ class _Run:
     failing_since: dict[int, float] = field(default_factory=dict)
 
     def begin_batch(self) -> None:
-        """Let the next moves be in flight: of a stream one, none if one of it has failed."""
+        """Start the next moves, one of each stream, and none of a stream with a failed move."""
         kept: list[Move] = []
         room = _BATCH_BYTES
         for each in self.waiting:
@@ -148,7 +149,7 @@ class _Run:
         self.waiting = kept
 
     def step(self) -> None:
-        """Ask for all moves in flight, and note which of them have ended."""
+        """Ask for all moves in flight, and record the moves that have ended."""
         tables = [RangeMove(*each[:3]) for each in self.in_flight.values()]
         request = MoveRangesRequest(limits.REQUEST_TIMEOUT_MS, tuple(tables))
         answers = self.client.ask(Opcode.MOVE_RANGES, request, MoveRangesResponse)

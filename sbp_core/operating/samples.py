@@ -1,6 +1,11 @@
 """Samples of a cluster over time: where streams end, their sizes, how far groups are behind.
 
-Ends are kept for SPAN_SECONDS, for 10 000 streams about 8 MB.
+A sample covers the streams that the identity of the client sees. Every HISTORY_SECONDS a sample
+includes the lag of groups, and now and then the bytes of streams, which servers have to add up.
+While all servers answer, a sample costs a short call to each server (`watch_bounds`), however many
+streams there are; otherwise `reach` finds what can be known without the servers that are down.
+
+Ends are kept for SPAN_SECONDS, which is about 8 MB for 10 000 streams.
 """
 
 from __future__ import annotations
@@ -34,9 +39,9 @@ SPAN_SECONDS: Final = 900.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ends:
-    """Where streams end at a time, by id; -1 where that is not known. Both arrays are sorted.
+    """The end offsets of streams at a time, sorted by stream id; -1 stands for an unknown end.
 
-    Bytes of streams are kept so, too: they grow as well.
+    The class holds bytes of streams as well.
     """
 
     at_ms: float
@@ -51,7 +56,7 @@ class Ends:
         return cls(at_ms, np.array(ids, np.int64), np.array(offsets, np.int64))
 
     def maybe_end(self, stream_id: int) -> int | None:
-        """Return where a stream ended."""
+        """Return the end of a stream, None if it is unknown."""
         index = int(np.searchsorted(self.stream_ids, stream_id))
         if index == len(self.stream_ids) or self.stream_ids[index] != stream_id:
             return None
@@ -98,11 +103,11 @@ class Lags:
 
 @dataclass(slots=True)
 class Samples:
-    """All that was seen with one client; read it, do not change it.
+    """The samples of one client, for reading only.
 
-    `streams` and `starts` are of the newest sample; `sizes` are the bytes that streams take in one
-    replica, of those that are known. `error` is why that is old, None if it is not.
-    `unsampled_groups` are those beyond GROUPS_MAX. `stuck_txns` is None if the caller may not know.
+    `streams` and `starts` are of the newest sample. `sizes` are the known bytes of streams in one
+    replica. `error` is why the newest sample is old, None if it is current. `unsampled_groups`
+    counts the groups beyond GROUPS_MAX. `stuck_txns` is None if the caller may not see it.
     """
 
     streams: Sequence[StreamInfo] = ()
@@ -154,7 +159,7 @@ class Samples:
         return found
 
     def note(self, ends: Ends) -> None:
-        """Add ends, which are kept for long if the last ones that are were long ago."""
+        """Add ends, to the history too if its last entry is HISTORY_SECONDS old."""
         before = self.newest
         if before is not None and np.array_equal(before.stream_ids, ends.stream_ids):
             ends = replace(ends, stream_ids=before.stream_ids)  # one array for all
@@ -177,9 +182,9 @@ _REACH_MS: Final = 1_000
 
 
 class Sampling:
-    """Samples with one client: `sample` adds to `samples`.
+    """Takes samples with one client, and adds them to `samples`.
 
-    Bytes are asked for when the last ones are older than `sizes_seconds`.
+    Bytes are asked for when the last sizes are older than `sizes_seconds`.
     """
 
     def __init__(
@@ -198,14 +203,14 @@ class Sampling:
         self._lags_at = self._sizes_at = -float("inf")
 
     async def sample(self) -> None:
-        """Ask the cluster once more. Raises SbpError."""
+        """Take a sample. Raises SbpError."""
         try:
             await self._ask()
         except TimeoutError as error:
             raise DeadlineExceededError("the cluster does not answer in time") from error
 
     async def try_sample(self) -> None:
-        """Ask the cluster once more. `samples.error` is why that failed, None if it did not."""
+        """Take a sample, and set `samples.error` to the error or None."""
         try:
             await self.sample()
             self.samples.error = None
@@ -275,7 +280,7 @@ class Sampling:
         self.samples.lags.append(Lags(time.time_ns() / 1_000_000, records, lost))
 
     async def _count_stuck(self) -> int | None:
-        """Return how many transactions are stuck, which the placement driver alone knows."""
+        """Return the number of stuck transactions, which only the placement driver knows."""
         try:
             servers = await self._client.range_servers()
             found = await self._client.describe_txns(spared={each.endpoint for each in servers})

@@ -1,4 +1,16 @@
-"""The calls of a placement driver to range servers."""
+"""The calls of a placement driver to range servers: a method of `Peers` for each operation.
+
+Operations on many ranges group the ranges by server, cut them into requests, and return an answer
+or an error for each range. The functions for transactions need no placement, so any client serves
+as their caller. They are not retried here; a caller that keeps track of the results may repeat
+them:
+
+    async with AsyncClient(endpoint) as client:
+        ended = await end_txns(client, server, [TxnEnd(7, 0, ("a.5.x", "a.5.y"), record_count=20)])
+        await copy_staged(client, old_server, part, new_server, new_range_index)
+
+They raise UnsupportedError, and send nothing, if a server does not know transactions.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +65,10 @@ from sbp_core.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class TxnEnd:
-    """The end of transactions in a range: publish what they staged there, in this order.
+    """The end of transactions in a range: publish their staged records, in this order.
 
-    `record_count` is how many records that has to be, negative for any number. If not
-    `is_commit`, it is dropped; `range_index` -1 means in all ranges of the stream then.
+    `record_count` is the expected number of records, negative for any number. Without `is_commit`
+    the staged records are dropped; `range_index` -1 stands for all ranges of the stream then.
     """
 
     stream_id: int
@@ -83,10 +95,10 @@ async def end_txns(
 ) -> list[Ended | SbpError]:
     """End transactions at a range server (SPEC "END_TXN"); return the result of each of `ends`.
 
-    Those of one frame share a sync. Errors of one: TxnIncompleteError if other records are staged,
-    RangeSealedError if the range takes none any more, TxnEndedError if they were dropped,
-    InvalidRequestError if they were published in another order, NotFoundError if the stream was
-    deleted. Raises SbpError when the server does not answer.
+    The ends of one frame share a sync. Errors in the result: TxnIncompleteError if other records
+    are staged, RangeSealedError if the range takes no records any more, TxnEndedError if the
+    records were dropped, InvalidRequestError if they were published in another order, NotFoundError
+    if the stream was deleted. Raises SbpError if the server does not answer.
     """
     outcomes: list[Ended | SbpError] = []
     parts = cut_by_weight(ends, lambda end: 1 + len(end.txn_ids), limits.STREAMS_PER_CALL)
@@ -98,7 +110,7 @@ async def end_txns(
 async def staged_batches(
     client: Caller, endpoint: str, part: TxnPart, *, timeout_ms: int = limits.REQUEST_TIMEOUT_MS
 ) -> AsyncIterator[list[bytes]]:
-    """Yield the batches that are staged in a range, in order, a frame's worth at a time.
+    """Yield the staged batches of a range, in order, a frame at a time.
 
     SPEC "FETCH", with `txn_id`. Raises NotFoundError if nothing is staged there,
     RangeNotFoundError if the server does not have the range.
@@ -127,10 +139,11 @@ async def stage(
     *,
     timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
 ) -> None:
-    """Stage batches under the id and in the range of `where`, which has to be open.
+    """Stage batches under the id and in the open range of `where`.
 
-    Raises RangeSealedError, TxnEndedError, WriterGapError unless `first_sequence` batches or more
-    are staged there, and what APPEND raises else: the first ones may be staged then.
+    Raises WriterGapError unless at least `first_sequence` batches are staged there,
+    RangeSealedError, TxnEndedError, and other errors of APPEND. After an error the first batches
+    may be staged.
     """
     for frame in _frames(endpoint, where, batches):
         own = [batches[index] for index in frame.indexes]
@@ -154,12 +167,12 @@ async def copy_staged(
     is_replica: bool = False,
     timeout_ms: int = limits.REQUEST_TIMEOUT_MS,
 ) -> None:
-    """Stage what is staged in a range again in another one, under the id of a copy.
+    """Copy the staged batches of a range to another range, under the id of a copy.
 
-    Batches that are there already are harmless. If nothing is staged, nothing is copied: END_TXN
-    will report whether that matters. Raises as `stage` does. If it `is_replica`, another one may
-    have the right batches: TxnIncompleteError is raised, and nothing copied, if other records are
-    staged than the part has.
+    Batches that were copied before do no harm. If nothing is staged, nothing is copied, and END_TXN
+    reports whether records are missing. Raises the errors of `stage`. For a source that
+    `is_replica`, raises TxnIncompleteError and copies nothing if its records are not those of the
+    part, because another replica may have them.
     """
     if is_replica:
         try:
@@ -270,7 +283,7 @@ class Peers:
     ) -> dict[int, SealRangesResult | SbpError]:
         """Seal ranges at one of their servers (SPEC "SEAL_RANGE"), one of each stream.
 
-        Return what the server answered, by stream id, or why it did not.
+        Return the result or the error of each range, by stream id.
         """
         return await self._call_at(Opcode.SEAL_RANGE, address, ranges)
 
@@ -279,7 +292,7 @@ class Peers:
     ) -> dict[int, DescribeRangeResult | SbpError]:
         """Describe ranges at their primaries (SPEC "DESCRIBE_RANGE"), one of each stream.
 
-        Return what each answered, by stream id, or why it did not.
+        Return the result or the error of each range, by stream id.
         """
         hosted = by_address(
             (server_addresses(each)[0], each)
@@ -299,9 +312,9 @@ class Peers:
     async def append_times(
         self, address: str, places: Sequence[tuple[int, int]]
     ) -> list[int | None]:
-        """Return when the records at places, (stream id, offset) each, were appended, in ms.
+        """Return when records were appended, in ms; `places` are (stream id, offset) of each.
 
-        None for a record that its server does not have (SPEC "LOOKUP_OFFSETS").
+        None stands for a record that the server does not have (SPEC "LOOKUP_OFFSETS").
         """
         times: list[int | None] = []
         for chunk in chunks(places):
@@ -343,7 +356,7 @@ class Peers:
         *,
         is_replica: bool = False,
     ) -> None:
-        """Stage in another range, perhaps of another server, a copy of what is staged in one."""
+        """Copy the staged batches of a range to another range, perhaps of another server."""
         timeout_ms = limits.END_TXN_TIMEOUT_MS
         await copy_staged(
             *(self._links, address, part, to_address, to_range_index),
@@ -377,7 +390,7 @@ class Peers:
 
 
 def by_server(ranges: Iterable[StreamRange]) -> dict[str, list[StreamRange]]:
-    """Group ranges by the address of each of their servers, empty where that is not known."""
+    """Group ranges by the address of each of their servers; an unknown address is empty."""
     return by_address(
         (address, each) for each in ranges for address in dict.fromkeys(server_addresses(each))
     )
@@ -392,6 +405,6 @@ def by_address(items: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
 
 
 def server_addresses(stream_range: StreamRange) -> tuple[str, ...]:
-    """Return where a range's servers are, the primary first; empty where that is not known."""
+    """Return the addresses of a range's servers, the primary first; an unknown one is empty."""
     servers = (each.server for each in stream_range.servers)
     return tuple((each and each.advertise_addr) or "" for each in servers) or ("",)

@@ -19,12 +19,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from sbp_core import limits
 from sbp_core.client.operations.append_state import AppendFrame, AppendState
-from sbp_core.client.operations.calls import Attempts, Context, RetryPolicy
+from sbp_core.client.operations.calls import Attempts, Context
 from sbp_core.client.operations.numbering import Transaction, Writer, begin_numbering
 from sbp_core.client.operations.open_calls import Calls, Reply, pause
 from sbp_core.client.operations.range_placement import locate
@@ -195,11 +195,7 @@ class _Delivery:
                 )
         if not lost:
             return False
-        impatient = replace(
-            context,
-            policy=RetryPolicy(budget_ms=0),
-            timeout_ms=min(context.timeout_ms, limits.REPLICA_TIMEOUT_MS),
-        )
+        impatient = context.impatient(limits.REPLICA_TIMEOUT_MS)
         try:
             _, failures = await seal_ranges(impatient, lost, SealCause.PRIMARY_SILENT)
         except SbpError as error:

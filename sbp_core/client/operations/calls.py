@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -162,6 +162,11 @@ class Context:
     now_ms: Callable[[], float] = monotonic_ms
     patience_log: PatienceLog = field(default_factory=PatienceLog)
     replicas: Replicas = field(default_factory=Replicas)
+
+    def impatient(self, timeout_ms: int = limits.CONNECT_TIMEOUT_MS) -> Context:
+        """Return a context for calls that are not retried, and have `timeout_ms` at most."""
+        policy = RetryPolicy(budget_ms=0)
+        return replace(self, policy=policy, timeout_ms=min(self.timeout_ms, timeout_ms))
 
 
 class Attempts:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.operations.calls import Attempts, Context, RetryPolicy, unanswered
+from sbp_core.client.operations.calls import Attempts, Context, unanswered
 from sbp_core.client.operations.fetch_answer import (
     FetchTask,
     bounded_selections,
@@ -98,11 +98,7 @@ class _Fetch:
         self._calls = calls
         self._found: list[FetchOutcome] = []
         """The outcomes that are known and not yielded yet."""
-        self._impatient = replace(
-            context,
-            policy=RetryPolicy(budget_ms=0),
-            timeout_ms=min(context.timeout_ms, limits.CONNECT_TIMEOUT_MS),
-        )
+        self._impatient = context.impatient()
         self._wait_until_ms = wait_until_ms
         self._min_bytes = min_bytes
         self._open: dict[int, _OpenFetch] = {}

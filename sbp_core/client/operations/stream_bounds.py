@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 from sbp_core import limits
 from sbp_core.client.operations.calls import (
     Attempts,
     Context,
-    RetryPolicy,
     decode_reply,
     unanswered,
 )
@@ -47,12 +45,7 @@ async def ended(context: Context, pieces: Iterable[RangeInfo]) -> set[int]:
     indexes = {each.stream_id: each.range_index for each in pieces}
     if not indexes:
         return set()
-    impatient = replace(
-        context,
-        policy=RetryPolicy(budget_ms=0),
-        timeout_ms=min(context.timeout_ms, limits.CONNECT_TIMEOUT_MS),
-    )
-    errors = await revalidate(impatient, list(indexes))
+    errors = await revalidate(context.impatient(), list(indexes))
     found = set()
     for stream_id, index in indexes.items():
         known = context.router.maybe_open_range(stream_id)
