@@ -27,7 +27,7 @@ OPEN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A range server, usable if it is live and not being drained. `rack` "" is a rack of its own."""
+    """A range server, usable while it is live and not drained. A rack "" is one of its own."""
 
     server_id: int
     rack: str = ""

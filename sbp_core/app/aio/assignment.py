@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -156,6 +157,8 @@ class AsyncMember:
         self._heartbeat_seconds = session_timeout_ms / 1000 / _HEARTBEATS_PER_SESSION
         self._gate = Gate()
         self._membership: Membership | None = None
+        self._member_id: str | None = None
+        """The id under which the placement driver may know the member."""
         self._own: frozenset[int] = frozenset()
         """The streams that the consumer reads."""
         self._reported: frozenset[int] = frozenset()
@@ -222,23 +225,29 @@ class AsyncMember:
             raise
 
     async def close(self) -> None:
-        """Leave the group."""
+        """Leave the group. After a cancellation it may be called again."""
         self._is_closed = True
-        membership, self._membership = self._membership, None
+        self._membership = None
         self._gate.notify()
-        if membership is not None:
-            await self._client.leave_group(self._group, membership.member_id)
+        if self._member_id is not None:
+            await self._client.leave_group(self._group, self._member_id)
+            self._member_id = None
 
     async def _join(self) -> None:
+        # If this is cancelled the placement driver may know the member: the next try has its id.
+        self._member_id = self._member_id or uuid.uuid4().hex
         membership = await self._client.join_group(
-            self._group, self._patterns, session_timeout_ms=self._session_timeout_ms
+            self._group,
+            self._patterns,
+            member_id=self._member_id,
+            session_timeout_ms=self._session_timeout_ms,
         )
-        if not self._is_closed:
-            self._membership = membership
-            self._own = self._reported = frozenset()
-            self._gate.start(self._beat)
+        if self._is_closed:  # by another task, since
+            await self._client.leave_group(self._group, membership.member_id)
             return
-        await self._client.leave_group(self._group, membership.member_id)  # closed by another
+        self._membership = membership
+        self._own = self._reported = frozenset()
+        self._gate.start(self._beat)
 
     async def _beat(self) -> None:
         """Send heartbeats until the member leaves, or is expelled."""
@@ -280,7 +289,7 @@ class AsyncMember:
         """Raise the error that ended the worker, once."""
         if self._error is not None:
             error, self._error = self._error, None
-            self._membership = None
+            self._membership = self._member_id = None
             raise error
 
     async def _give_up(self, membership: Membership, idle_ms: float) -> None:
@@ -296,7 +305,7 @@ class AsyncMember:
     def _expel(self, reason: str) -> None:
         if self._membership is None:
             return
-        self._membership = None
+        self._membership = self._member_id = None
         self._expulsion = f"the member was expelled: {reason}"
         self._gate.notify()
         _LOG.warning(
