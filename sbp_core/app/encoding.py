@@ -33,6 +33,8 @@ from sbp_core.records import (
 )
 from sbp_core.wording import listed
 
+_MAPPINGS_PER_BATCH: Final = 4_096
+
 _KEY, _VALUE, _HEADERS, _TIME = (each.type for each in ROWS_SCHEMA)
 
 Headers = Mapping[str, bytes | None]
@@ -197,9 +199,6 @@ def _storable_type(kind: pa.DataType) -> pa.DataType:
     if types.is_struct(kind):
         return pa.struct([storable(kind.field(index)) for index in range(kind.num_fields)])
     return kind
-
-
-_MAPPINGS_PER_BATCH: Final = 4_096
 
 
 class ArrowStream(Protocol):

@@ -31,6 +31,12 @@ from sbp_core.errors import (
 )
 from sbp_core.operating.cursor_lag import measure
 
+_LOG: Final = logging.getLogger(__name__)
+GROUPS_MAX: Final = 100
+"""Groups whose lag is sampled, a call for each."""
+_WATCH_SECONDS: Final = 3.0
+_REACH_MS: Final = 1_000
+
 PERIOD_SECONDS: Final = 2.0
 """How often a cluster is sampled."""
 HISTORY_SECONDS: Final = 10.0
@@ -171,14 +177,6 @@ class Samples:
         """Add the bytes of streams at a time."""
         self.sizes = sizes
         self.sized.append(Ends.of(at_ms, sizes))
-
-
-_LOG: Final = logging.getLogger(__name__)
-
-GROUPS_MAX: Final = 100
-"""Groups whose lag is sampled, a call for each."""
-_WATCH_SECONDS: Final = 3.0
-_REACH_MS: Final = 1_000
 
 
 class Sampling:

@@ -62,6 +62,8 @@ from sbp_core.wire.status import check_status, maybe_error
 from sbp_core.wire.txn_id import copy_of
 from sbp_core.wording import counted
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class TxnEnd:
@@ -264,9 +266,6 @@ def _split(payload: memoryview) -> Iterator[memoryview]:
     for envelope in split_envelopes(payload):
         yield payload[position : position + envelope.length_bytes]
         position += envelope.length_bytes
-
-
-T = TypeVar("T")
 
 
 class Peers:

@@ -19,6 +19,9 @@ from sbp_core.client import AsyncClient, Membership
 from sbp_core.client.types import plain_int
 from sbp_core.errors import ConfigurationError, MemberUnknownError, OffsetOutOfRangeError, SbpError
 
+_LOG: Final = logging.getLogger("sbp_core.app")
+_HEARTBEATS_PER_SESSION: Final = 3
+
 
 class AsyncAssignment(Protocol):
     """Which of the selected streams a consumer reads, and where its positions are kept."""
@@ -120,10 +123,6 @@ async def locate(client: AsyncClient, streams: Mapping[int, str], start: Start) 
                 f" {each.start_offset} to {each.next_offset}, or 'earliest' or 'latest'"
             )
     return dict.fromkeys(streams, at)
-
-
-_LOG: Final = logging.getLogger("sbp_core.app")
-_HEARTBEATS_PER_SESSION: Final = 3
 
 
 class AsyncMember:

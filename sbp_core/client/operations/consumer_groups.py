@@ -48,6 +48,9 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
 
+_HEARTBEAT_TRIES: Final = 3
+"""Tries of a heartbeat that fit into a session."""
+
 _ANY_OFFSET: Final = Cursor().expected_offset
 
 
@@ -160,10 +163,6 @@ def _answered(
     return dict(zip(stream_ids, results, strict=True))
 
 
-_TRIES: Final = 3
-"""Heartbeats that fit into a session."""
-
-
 async def join_group(
     context: Context,
     group: str,
@@ -212,7 +211,7 @@ async def group_heartbeat(
     budget_ms = min(context.policy.budget_ms, session_ms)
     context = replace(
         context,
-        timeout_ms=min(context.timeout_ms, session_ms // _TRIES),
+        timeout_ms=min(context.timeout_ms, session_ms // _HEARTBEAT_TRIES),
         policy=replace(context.policy, budget_ms=budget_ms),
     )
     header = GroupHeartbeatRequest(

@@ -111,13 +111,13 @@ async def gather(
         errors: dict[int, SbpError] = {}
         for call in wanted:
             frames[await calls.start(call)] = []
-        numbers = list(frames)
         waiting = set(frames)
         while waiting:
             until_ms = on_silence and calls.now_ms() + limits.PRIMARY_PATIENCE_MS
             arrival = await calls.receive(waiting, until_ms)
             if arrival is None:
                 assert on_silence is not None, "else nothing ends the wait but an arrival"
+                numbers = list(frames)
                 silent = [index for index, number in enumerate(numbers) if number in waiting]
                 for index, error in (await on_silence(silent)).items():
                     errors[numbers[index]] = error

@@ -36,6 +36,9 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
+_Key = tuple[int, int]
+"""A range: the id of its stream, and its index."""
+
 
 async def ended(context: Context, pieces: Iterable[RangeInfo]) -> set[int]:
     """Return the streams, by id, whose given ranges are no longer open.
@@ -223,10 +226,6 @@ def _described(
             except ProtocolError as error:
                 described[stream_id] = error
     return described
-
-
-_Key = tuple[int, int]
-"""A range: the id of its stream, and its index."""
 
 
 async def stored_bytes(
