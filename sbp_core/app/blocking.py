@@ -264,13 +264,13 @@ class Producer(Unsendable):
 
     @documented_as(AsyncProducer.flush)
     def flush(self, timeout: float | None = None, *, timeout_ms: float | None = None) -> None:
-        """Return when all that was sent before is on disk, as its streams demand."""
+        """Return when all records sent so far are on disk, as their streams demand."""
         check_may_wait("flush()")
         loop_thread().run(self.on_loop.flush(timeout_seconds(timeout, timeout_ms)))
 
     @documented_as(AsyncProducer.close)
     def close(self) -> None:
-        """Send what is there, wait until it is on disk, and end. Idempotent."""
+        """Send all collected records, wait until they are on disk, and end. Idempotent."""
         check_may_wait("close()")
         loop_thread().run(self.on_loop.close())
 
@@ -427,7 +427,7 @@ class Connection(Unsendable):
 
     @documented_as(AsyncConnection.close)
     def close(self) -> None:
-        """Close what was made here, the newest first, then the connections. Idempotent."""
+        """Close all producers and consumers, the newest first, and the sockets. Idempotent."""
         check_may_wait("close()")
         loop_thread().run(self.on_loop.close())
 

@@ -9,7 +9,7 @@ appended, and *settled* when their outcome is known::
     OPEN  --close-->  CLOSING  --all settled-->  CLOSED
       `------fail-------+-> FAILED
 
-A stream that fails accepts nothing more, and loses what is not settled; the others go on.
+A failed stream accepts nothing more, and loses its unsettled batches; other streams go on.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class _Unclosed(Protocol):
     """A producer, as the end of the process sees it."""
 
     def on_exit(self, deadline: float) -> None:
-        """Send records until a time of the monotonic clock, and report those that are left."""
+        """Send records until a time of the monotonic clock; report the others as lost."""
 
 
 _in_use: Final[weakref.WeakSet[OfProcess]] = weakref.WeakSet()
@@ -85,7 +85,7 @@ def report_lost(stream: str, record_count: int, error: SbpError) -> None:
 
 
 def warn_unclosed(streams: str, record_count: int, producer: object) -> None:
-    """Warn of a producer that was left open; `streams` names what it sends to."""
+    """Warn of a producer of `streams` that was left open."""
     warnings.warn(
         f"the producer of {streams} was not closed: {record_count} records were not flushed."
         " Close it, or enter it with `with`",

@@ -199,7 +199,7 @@ class AsyncClient:
         writer: Writer | None = None,
         transaction: Transaction | None = None,
     ) -> list[AppendOutcome]:
-        """Append encoded batches, those of one stream in order; return an outcome for each.
+        """Append encoded batches, in order within a stream; return an outcome for each.
 
         A call whose answer is lost is not repeated, because its batches may be appended: the error
         has the outcome UNKNOWN. To repeat such calls, pass a `writer`: each batch is appended
@@ -225,7 +225,7 @@ class AsyncClient:
     ) -> AsyncAppender:
         """Return an appender, which sends batches while earlier ones wait for their answers.
 
-        The keywords are those of `append`, and two callbacks that the methods of the appender call.
+        It has the keywords of `append`, and two callbacks, which the methods of the appender call.
         `on_appended` gets the number of a batch, counted from 0 in the order given, and its
         outcome. A failed batch ends the appender; with `on_failed` it ends its stream only:
         `on_failed` gets the stream's id and the error, and later batches for the stream raise

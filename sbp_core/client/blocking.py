@@ -46,7 +46,7 @@ class Appender:
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
+        """The batches from the first one of each stream on that is not known to be appended."""
         return self._appender.unacknowledged
 
     def append(self, items: Sequence[AppendItem]) -> None:

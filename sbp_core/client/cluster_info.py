@@ -70,7 +70,7 @@ class RangeServerInfo:
 
     @property
     def drain_remark(self) -> str:
-        """The progress of the drain, and what is left to do, in a sentence."""
+        """The progress of the drain, and the next step, in a sentence."""
         name = f"range server {self.server_id}"
         if not self.is_cleared:
             return (
@@ -93,7 +93,7 @@ class RangeServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """The range servers of a cluster, and what its ranges lack.
+    """The range servers of a cluster, and the replicas that its ranges lack.
 
     `lacking_ranges` open ranges lack `missing_replicas` replicas together. Sealed ranges lack
     `missing_sealed_replicas`. `halt_cause` is why nothing can be appended to `halted_count` open

@@ -105,7 +105,7 @@ class Connecting:
 
     @property
     def all_features(self) -> RequestedFeatures:
-        """The requested features, and the one that `on_timing` needs."""
+        """The requested features, with the durations that `on_timing` needs."""
         return replace(self.features, handler_duration=self.on_timing is not None)
 
 

@@ -25,8 +25,8 @@ ADVICE: Final[Mapping[str, str]] = {
         " repair a stuck batch before it."
     ),
     "staged": (
-        "It is durable, and not visible before its producer commits it. One that is never"
-        " committed is dropped after staged_timeout_ms. Nothing is to be done."
+        "It is durable, and not visible before its producer commits it. Without a commit it is"
+        " dropped after staged_timeout_ms. Nothing is to be done."
     ),
     "published": "All its records are visible.",
     "aborted": "Its records are dropped, and were never visible.",

@@ -126,7 +126,7 @@ async def staged_batches(
         yield batches
         if found.next_offset <= sequence:
             raise ProtocolError(
-                f"{endpoint} goes on at batch {found.next_offset} of what is staged in transaction"
+                f"{endpoint} goes on at batch {found.next_offset} of the staged transaction"
                 f" {part.txn_id}, behind batch {sequence}"
             )
         sequence = found.next_offset
@@ -173,8 +173,8 @@ async def copy_staged(
 
     Batches that were copied before do no harm. If nothing is staged, nothing is copied, and END_TXN
     reports whether records are missing. Raises the errors of `stage`. For a source that
-    `is_replica`, raises TxnIncompleteError and copies nothing if its records are not those of the
-    part, because another replica may have them.
+    `is_replica`, raises TxnIncompleteError and copies nothing if it lacks records of the part,
+    because another replica may have them.
     """
     if is_replica:
         try:
@@ -258,7 +258,7 @@ async def _read_staged(
             raise answer
         if isinstance(answer, ReceivedBatches):
             return answer
-    raise unanswered(f"what is staged for {part.txn_id}")
+    raise unanswered(f"the staged batches of {part.txn_id}")
 
 
 def _split(payload: memoryview) -> Iterator[memoryview]:

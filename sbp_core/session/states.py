@@ -162,7 +162,7 @@ class GoawayReceived(Struct, frozen=True):
 
 
 class ConnectionBroken(Struct, frozen=True):
-    """The peer's bytes cannot be read any further: send what is pending, then close."""
+    """The bytes of the peer cannot be decoded further: send the pending bytes, then close."""
 
     error: SbpError
 

@@ -265,7 +265,7 @@ class AsyncConnection(Unsendable):
         return AsyncTransaction(self.client, streams)
 
     async def close(self) -> None:
-        """Close what was made here, the newest first, then the connections. Idempotent.
+        """Close all producers and consumers, the newest first, and the sockets. Idempotent.
 
         Raises the first error of a producer or consumer, once all of them are closed.
         """

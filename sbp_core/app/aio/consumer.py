@@ -343,7 +343,7 @@ class AsyncConsumer(OfProcess):
 
     @asynccontextmanager
     async def _taking(self) -> AsyncGenerator[None]:
-        """Mark what was handed out as done, and do the duties, before more is taken."""
+        """Mark records that were handed out as done, and do the duties, before taking more."""
         if self._is_taking:
             raise ConfigurationError("another caller waits for this consumer; make one for each")
         self._is_taking = True

@@ -242,7 +242,7 @@ class AsyncProducer(OfProcess):
         *,
         timeout_ms: float | None = None,
     ) -> None:
-        """Return when all that was sent before is on disk, as its streams demand.
+        """Return when all records sent so far are on disk, as their streams demand.
 
         Raises the error that ended the producer or one of its streams; DeadlineExceededError after
         `timeout` seconds, while the producer goes on; ConfigurationError in a callback, which the
@@ -265,7 +265,7 @@ class AsyncProducer(OfProcess):
         outbox.check()
 
     async def close(self) -> None:
-        """Send what is there, wait until it is on disk, and end. Idempotent.
+        """Send all collected records, wait until they are on disk, and end. Idempotent.
 
         Raises the error that ended the producer or one of its streams; ConfigurationError in a
         callback, which the call would wait for. If this is cancelled the producer goes on to send.
@@ -294,7 +294,7 @@ class AsyncProducer(OfProcess):
 
     @internal
     def on_exit(self, deadline: float) -> None:
-        """Send records until a time of the monotonic clock, and report those that are left."""
+        """Send records until a time of the monotonic clock; report the others as lost."""
         self._warn_unclosed()
         self.outbox.close()
         self._callers.finish(self._gate, deadline - time.monotonic())

@@ -174,7 +174,7 @@ class AsyncTransaction(OfProcess):
     async def abort(self) -> None:
         """Drop all records. Raises SbpError; they never become visible in any case.
 
-        Waits until the calls that were cancelled before have staged what they had begun to stage.
+        Waits until cancelled calls have staged the records that they had begun to stage.
         After an error or a cancellation it may be called again. Raises ConfigurationError once
         `commit` was called.
         """
@@ -256,7 +256,7 @@ class AsyncTransaction(OfProcess):
         await self._finish_work()
 
     async def _finish_work(self) -> None:
-        """Wait for the work of this call, or of one that was cancelled. Raises its error."""
+        """Wait for the work of this call, or of a cancelled one. Raises the error of the work."""
         error = await self._maybe_error()
         if error is not None:
             raise error

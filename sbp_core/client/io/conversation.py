@@ -283,7 +283,7 @@ class Conversation:
     def _send(self, ticket: Ticket, call: Call) -> list[Buffer]:
         if self._refusal is not None and call.opcode is not Opcode.PING:
             raise UnauthenticatedError(self._refusal.code, self._refusal.message)
-        # Before the greeting is answered, the session reports what is wrong.
+        # Before the greeting is answered, the session raises the error.
         if self._is_greeted and call.feature is not None and not self.agreement.has(call.feature):
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,

@@ -174,7 +174,7 @@ class AppendState:
         self._has_gap = False
 
     def add(self, items: Sequence[AppendItem]) -> None:
-        """Accept batches, those of one stream in order.
+        """Accept batches, in order within a stream.
 
         Raises ConfigurationError for an unusable batch, and what the numbering raises. None of the
         batches is accepted then.
@@ -210,7 +210,7 @@ class AppendState:
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
+        """The batches from the first one of each stream on that is not known to be appended."""
         return [batch.item for batch in self._batches.values()]
 
     @property

@@ -298,7 +298,7 @@ class AsyncAppender:
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
+        """The batches from the first one of each stream on that is not known to be appended."""
         return [] if self._begun is None else self._begun[0].unacknowledged
 
     async def append(self, items: Sequence[AppendItem]) -> None:

@@ -236,7 +236,7 @@ class Attempts:
         if isinstance(error, ClientClosedError | TlsError):
             is_silent = False
         elif isinstance(error.__cause__, ProtocolError):
-            is_silent = False  # the peer has said what is wrong
+            is_silent = False  # the peer has answered with a reason
         if endpoint is not None and is_silent:
             remedy = "; is `sbp serve` running there, and reachable from here?"
             if len(drivers.known) > 1 and endpoint in drivers.known:
@@ -352,9 +352,10 @@ async def ask_for_each(
     is_repeatable: bool = True,
     feature: FeatureName | None = None,
 ) -> list[Any]:
-    """Ask about several things as `ask` does; return the results, as many as are `wanted`.
+    """Ask about several items as `ask` does; return their results.
 
-    `wanted` has their number, and what they are. Raises ProtocolError for fewer or more results.
+    `wanted` has the number and the name of the items, such as (2, "streams to trim"). Raises
+    ProtocolError for another number of results.
     """
     answers = await ask(
         context, opcode, header, table, is_repeatable=is_repeatable, feature=feature

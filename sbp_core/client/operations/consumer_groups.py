@@ -121,7 +121,7 @@ async def commit_cursors(
 async def describe_cursors(
     context: Context, group: str, stream_ids: Sequence[int] = ()
 ) -> list[CursorInfo]:
-    """Return the cursors of a group, all or those of the given streams."""
+    """Return the cursors of a group, in the given streams or in all."""
     found: list[CursorInfo] = []
     for chunk in chunks(list(dict.fromkeys(stream_ids))) if stream_ids else [()]:
         header = DescribeCursorsRequest(context.timeout_ms, group, tuple(chunk))

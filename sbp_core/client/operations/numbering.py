@@ -51,7 +51,7 @@ class Numbering:
     is_ordered = False
     stream_batches_max = sys.maxsize
     known: Mapping[int, AppendOutcome] = {}
-    """Outcomes by index, if this append repeats an earlier one that appended some batches."""
+    """Outcomes by index of batches that a failed append, which this one repeats, appended."""
 
     def add(self, items: Sequence[AppendItem]) -> Collection[int]:
         """Accept the next batches; return the indexes of batches that may be appended already.
@@ -382,7 +382,7 @@ class Transaction:
         if self.has_failed:
             self._staged.at_work.release()
             raise ConfigurationError(
-                f"an append of transaction {self.txn_id} has failed: drop what is staged, and"
+                f"an append of transaction {self.txn_id} has failed: abort its parts, and"
                 " begin another one"
             )
         return _Staging(self.txn_id, self._staged)

@@ -96,7 +96,7 @@ OpenCalls = Callable[[], Calls]
 
 
 OnSilence = Callable[[Collection[int]], Awaitable[Mapping[int, SbpError]]]
-"""Gets the indexes of unanswered calls; returns the errors of those that are given up."""
+"""Gets the indexes of unanswered calls; returns the errors of the calls to give up."""
 
 
 async def gather(

@@ -79,7 +79,7 @@ async def append_times(
 ) -> dict[int, int | None]:
     """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
 
-    For a trimmed record the time is that of the first record left; None at the tail and beyond.
+    A trimmed record gets the time of the first record left; None at the tail and beyond.
     With a `timeout_ms` streams whose servers take longer are left out.
     """
     wanted = {
@@ -235,7 +235,7 @@ class _Lookups:
                 self.found[stream_id] = first_found(ranges, self._answers[stream_id])
 
     def worst_failure(self) -> tuple[str | None, SbpError]:
-        """Return a failure, one that no wait cures if there is any."""
+        """Return a failure that no wait cures, or else any failure."""
         return min(self.failures.values(), key=lambda each: each[1].retriable)
 
     def _ahead(self, stream_id: int) -> list[RangeInfo]:

@@ -102,8 +102,8 @@ async def give_up_txn(context: Context, producer: str, batch_number: int) -> Txn
     """Give up the parts of a decided batch that range servers lost, so that later batches follow.
 
     The call may be repeated. Raises NotFoundError if the batch is not decided, InvalidRequestError
-    if all of it can still be published, RequestTimeoutError if a range server does not report in
-    time what it has.
+    if all of it can still be published, RequestTimeoutError if a range server does not report its
+    parts in time.
     """
     # SPEC "COMMIT_TXN"
     _check_batch(producer, batch_number)
@@ -115,7 +115,7 @@ async def give_up_txn(context: Context, producer: str, batch_number: int) -> Txn
     if not last.is_replay:  # a server that does not know `give_up` aborted an empty list
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
-            "the placement driver cannot give up what is lost of a batch: upgrade it",
+            "the placement driver cannot give up lost parts of a batch: upgrade it",
         )
     parts = tuple(_part(each) for answer in answers for each in answer.parts)
     waits_for = (last.status and last.status.message) or ""
