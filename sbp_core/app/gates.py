@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from sbp_core.client.facades import loop_thread
+from sbp_core.client.facades import leave_task, loop_thread
 
 _LOG: Final = logging.getLogger("sbp_core.app")
 
@@ -36,6 +36,12 @@ class Gate:
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start the worker, on the running loop."""
         self._worker = asyncio.get_running_loop().create_task(work(), name="sbp-worker")
+
+    def leave(self) -> None:
+        """Forget the worker, in the child of a fork."""
+        if self._worker is not None:
+            leave_task(self._worker)
+            self._worker = None
 
     async def join(self) -> None:
         """Wait for the end of the worker."""

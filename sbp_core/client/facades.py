@@ -164,6 +164,11 @@ class LoopThread:
             future.cancel()
 
 
+def leave_task(task: asyncio.Task[Any]) -> None:
+    """Prevent a warning, in the child of a fork, about a task that goes on in the parent."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 class _Current:
     """The loop of this process, once there is one."""
 
@@ -182,8 +187,8 @@ class _Current:
         """Forget the loop of the parent, in the child of a fork."""
         if self.running is not None:
             tasks = asyncio.all_tasks(self.running.loop)
-            for each in tasks:  # they go on in the parent: no warning when this process ends
-                each._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+            for each in tasks:
+                leave_task(each)
             _LEFT.append((self.running, tasks))
         self.lock, self.running = threading.Lock(), None
 

@@ -289,7 +289,7 @@ class AsyncProducer(OfProcess):
     def on_fork(self, error: ConfigurationError) -> None:
         """Refuse every use: this is the copy in the child of a fork, which has no worker."""
         self._is_copy = True
-        self._gate = Gate()
+        self._gate.leave()
         self.outbox.abandon(error)
 
     @internal
