@@ -266,4 +266,4 @@ def test_a_delivery_is_not_waited_for_in_a_callback(caplog):
     receipt, other = Receipt(), Delivery(Receipt(), 0)
     receipt.on_settled(other.exception)
     receipt.settle(0)
-    assert "exception() within a callback" in caplog.text
+    assert "exception() in a callback" in caplog.text
