@@ -2,7 +2,7 @@
 
 `connect` gives a `Connection`, which makes producers, consumers and transactions. The classes for
 asyncio are in `aio`, their facades for threads in `blocking`. `sbp_core.client` below them speaks
-the protocol. What the classes decide without I/O is in the modules beside `aio`.
+the protocol. The modules beside `aio` do no I/O.
 
 A call walks through five files, and its answer comes back the same way:
 

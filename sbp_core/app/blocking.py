@@ -257,7 +257,7 @@ class Producer(Unsendable):
     def position(self) -> int:
         """How many records all producers with this id have committed.
 
-        Skip so many records of a source that is read again. Raises ConfigurationError without an
+        Skip this many records of a source that is read again. Raises ConfigurationError without an
         id, and before the producer was entered with `with` or has sent something.
         """
         return self.on_loop.position

@@ -22,8 +22,8 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class Record(NamedTuple):
     """One record of a stream.
 
-    `timestamp_us` is in microseconds since the epoch (UTC). Of headers with the same name only the
-    last one is here; `batches` has all. A record of a typed stream has `columns`, and neither key,
+    `timestamp_us` is in microseconds since the epoch (UTC). Only the last header of each name is
+    here; `batches` has all headers. A record of a typed stream has `columns`, and neither key,
     value nor headers.
     """
 

@@ -11,7 +11,7 @@ from sbp_core.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a group is behind a stream. Of a deleted stream only the cursor is known.
+    """How far a group is behind a stream. A deleted stream has only the cursor.
 
     `lag_records` can still be read, `lost_records` were trimmed before they were read. `lag_ms` is
     the age of the next record to read, 0 at the tail. `tail_offset` and these are None also if the

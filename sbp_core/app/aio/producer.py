@@ -226,7 +226,7 @@ class AsyncProducer(OfProcess):
     def position(self) -> int:
         """How many records all producers with this id have committed.
 
-        Skip so many records of a source that is read again. Raises ConfigurationError without an
+        Skip this many records of a source that is read again. Raises ConfigurationError without an
         id, and before the producer was entered with `with` or has sent something.
         """
         if self._committer is None:

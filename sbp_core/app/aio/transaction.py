@@ -53,8 +53,8 @@ class AsyncTransaction(OfProcess):
     Made by `AsyncConnection.transaction`, for one task. As a context manager it commits at the end
     of the block, and aborts if the block raises. Records are staged some MiB at a time: staged
     records are durable, and no consumer reads them before the commit. A reader of two streams may
-    see the records of one stream a moment before the records of the other. What a cancelled call
-    has begun goes on: the next call, and the end of the block, wait for it.
+    see the records of one stream a moment before the records of the other. The work that a
+    cancelled call has begun goes on: the next call, and the end of the block, wait for it.
     """
 
     def __init__(self, client: AsyncClient, streams: Iterable[str]) -> None:
