@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sbp_core import limits
-from sbp_core.client import Client, Connecting, RetryPolicy, StreamInfo, Wishes
+from sbp_core.client import Client, Connecting, RequestedFeatures, RetryPolicy, StreamInfo
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
@@ -69,7 +69,7 @@ def new_client(servers: Servers, patience: Patience) -> Client:
             timeout_ms=_CONNECT_TIMEOUT_MS,
             tls=servers.tls,
             credentials=servers.credentials,
-            wishes=Wishes(servers.is_compressed, servers.isolation_class),
+            features=RequestedFeatures(servers.is_compressed, servers.isolation_class),
         ),
         retry=RetryPolicy(budget_ms=patience.budget_ms(servers)),
     )

@@ -36,7 +36,7 @@ _ROWS_ENOUGH: Final = 16_384
 
 
 def fingerprints_of(envelopes: Iterable[Envelope]) -> set[str]:
-    """Return the fingerprints of the schemas that are needed to decode batches."""
+    """Return the fingerprints of the schemas that typed batches need to be decoded."""
     return {each.schema_fingerprint or "" for each in envelopes if encoding_of(each).is_typed}
 
 
@@ -49,7 +49,7 @@ def decode_fetched(
 ) -> Iterator[Batch]:
     """Yield the records in [start_offset, end_offset) of batches without a gap between them.
 
-    `schemas` has those of typed batches by their fingerprints. Raises RecordBatchError for a gap,
+    `schemas` has the schemas of typed batches by fingerprint. Raises RecordBatchError for a gap,
     and DamagedBatchError for a batch that cannot be decoded.
     """
     offset = start_offset
@@ -73,7 +73,7 @@ def decode_fetched(
 
 
 def pieces_of(batch: Batch) -> Iterator[Batch]:
-    """Return a batch in pieces of CUT_ROWS: the records of one are made in some ms."""
+    """Return a batch in pieces of CUT_ROWS: to make the records of a piece takes some ms."""
     for start in range(0, len(batch), defaults.CUT_ROWS):
         rows = batch.rows.slice(start, defaults.CUT_ROWS)
         times = batch.times.slice(start, defaults.CUT_ROWS)
@@ -99,7 +99,7 @@ def records_of(batch: Batch) -> Iterator[Record]:
 def _decoded(
     run: Run, schemas: Mapping[str, StreamSchema]
 ) -> Iterator[tuple[int, pa.RecordBatch, pa.TimestampArray, bool]]:
-    """Yield the first offset, rows, times and kind of batches: of all together, or of each."""
+    """Yield first offset, rows, times and whether typed: of the whole run, or of each batch."""
     first = run.envelopes[0]
     is_typed = encoding_of(first).is_typed
     if is_typed:
@@ -129,7 +129,7 @@ def _schema_of(envelope: Envelope, schemas: Mapping[str, StreamSchema]) -> Strea
 
 
 def _maybe_joint_times(run: Run, rows: pa.RecordBatch) -> pa.TimestampArray | None:
-    """Return the times of batches that were decoded together, None if some have their batch's."""
+    """Return the times of a run of batches, None if some records have the time of their batch."""
     name = _time_column(run.envelopes[0])
     if name is not None and rows.column(name).null_count == 0:
         return _micros(rows.column(name))
@@ -138,7 +138,7 @@ def _maybe_joint_times(run: Run, rows: pa.RecordBatch) -> pa.TimestampArray | No
 
 
 def _times(envelope: Envelope, rows: pa.RecordBatch) -> pa.TimestampArray:
-    """Return the time of each record: its own, or else that of the batch."""
+    """Return the time of each record: its own, or else the time of the batch."""
     name = _time_column(envelope)
     if name is None:
         return pa.repeat(_base_time(envelope), rows.num_rows)

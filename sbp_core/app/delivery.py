@@ -18,9 +18,9 @@ _LOG: Final = logging.getLogger("sbp_core.app")
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Records of a stream that were sent together, and are appended if there is no `error`.
+    """The outcome of records of a stream that were sent together: appended, unless `error` is set.
 
-    They are at `base_offset` and behind it; -1 if the producer has an id.
+    The first record is at `base_offset`; -1 if the producer has an id.
     """
 
     stream: str
@@ -42,7 +42,7 @@ class Receipt:
         self._lock = threading.Lock()
 
     def settle(self, base_offset: int, error: SbpError | None = None) -> None:
-        """Record where the first record was appended, or why none was; run the callbacks."""
+        """Record the offset of the first record, or the error of all; run the callbacks."""
         with self._lock:
             assert not self.is_settled
             self.base_offset, self.error, self.is_settled = base_offset, error, True
@@ -58,7 +58,7 @@ class Receipt:
             self.error, self.is_settled = error, True
 
     def on_settled(self, callback: Callable[[], None]) -> None:
-        """Run a callback once it is settled: in the thread that settles it, or now."""
+        """Run a callback once the records are settled: in the thread that settles them, or now."""
         with self._lock:
             if not self.is_settled:
                 self._callbacks.append(callback)
@@ -77,7 +77,7 @@ NOTHING: Final = (_nothing(), 0)
 
 
 def call_back(callback: Callable[..., object], *arguments: object) -> None:
-    """Call a callback of the caller; an error of it is logged, as others wait for the producer."""
+    """Call a callback of the user, and log its error: other callers wait for the producer."""
     was_calling_back = getattr(_thread, "is_calling_back", False)
     _thread.is_calling_back = True
     try:
@@ -92,16 +92,16 @@ _thread: Final = threading.local()
 
 
 def check_may_wait(call: str) -> None:
-    """Raise ConfigurationError for a call within a callback of a producer that would wait."""
+    """Raise ConfigurationError if a callback of a producer makes a call that may wait."""
     if getattr(_thread, "is_calling_back", False):
         raise ConfigurationError(
-            f"{call} within a callback of a producer holds up that producer, for ever if it is the"
-            " one that is waited for; note what was delivered, and call it elsewhere"
+            f"{call} in a callback of a producer holds that producer up, perhaps for ever; note"
+            " what was delivered, and make the call elsewhere"
         )
 
 
 def timeout_seconds(timeout: float | None, timeout_ms: float | None) -> float | None:
-    """Return the timeout of a call, which may have been given by its old name."""
+    """Return the timeout of a call in seconds; `timeout_ms` is its old name."""
     if timeout_ms is None:
         return timeout
     warnings.warn("timeout_ms=... is now timeout=..., in seconds", DeprecationWarning, stacklevel=3)
@@ -109,7 +109,7 @@ def timeout_seconds(timeout: float | None, timeout_ms: float | None) -> float | 
 
 
 class _Delivery:
-    """The common part: a record that was sent."""
+    """A record that was sent: the common part of both futures."""
 
     __slots__ = ("_index", "_receipt")
 
@@ -118,7 +118,7 @@ class _Delivery:
         self._index = index
 
     def done(self) -> bool:
-        """Return whether it is known what became of the record."""
+        """Return whether the outcome of the record is known."""
         return self._receipt.is_settled
 
     def _offset(self) -> int:
@@ -129,13 +129,13 @@ class _Delivery:
 
 
 class DeliveryTimeoutError(DeadlineExceededError, TimeoutError):
-    """The outcome of a record is not known yet."""
+    """The outcome of a record is not known in time."""
 
 
 class Delivery(_Delivery, Future[int]):
     """The future of a record that was sent: the offset at which it was appended.
 
-    The offset is -1 if the producer has an id: its records get theirs when they are published.
+    The offset is -1 if the producer has an id: its records get offsets when they are published.
     A delivery cannot be cancelled. Callbacks run in the producer's thread, and must return soon:
     the producer waits for them.
     """
@@ -143,9 +143,9 @@ class Delivery(_Delivery, Future[int]):
     def result(self, timeout: float | None = None, *, timeout_ms: float | None = None) -> int:
         """Return the offset once the record is on disk, as its stream demands.
 
-        Raises SbpError if it was not appended, or may not have been, see its `outcome`;
-        DeliveryTimeoutError if that is not known after `timeout` seconds, ConfigurationError in a
-        callback, where it would never be known. `timeout_ms` is the old name, in ms.
+        Raises SbpError if the record was not appended, or may not have been (see its `outcome`);
+        DeliveryTimeoutError if the outcome is not known after `timeout` seconds; ConfigurationError
+        in a callback, where the wait would never end. `timeout_ms` is the old name, in ms.
         """
         seconds = timeout_seconds(timeout, timeout_ms)
         if not self._receipt.is_settled:
@@ -160,21 +160,21 @@ class Delivery(_Delivery, Future[int]):
         return self._offset()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return why the record was not appended, None if it was; waits as `result` does."""
+        """Return the error of the record, None if it was appended; waits as `result` does."""
         if not self._receipt.is_settled:
             check_may_wait("exception()")
         return super().exception(timeout)
 
     def __getattr__(self, name: str) -> Any:
-        """Become a whole future once somebody looks into it, as `concurrent.futures.wait` does.
+        """Become a whole future once code such as `concurrent.futures.wait` looks into it.
 
-        Most deliveries are never looked at, and a future costs more than to send a record.
+        Most deliveries are never looked into, and a whole future costs more than to send a record.
         """
         if name.startswith("__"):
             raise AttributeError(name)
         with _becoming:
             is_first = "_condition" not in self.__dict__
-            if is_first:  # made apart: others may hold the condition once they can see it
+            if is_first:  # made apart: other threads may hold the condition once they see it
                 whole: Future[int] = Future()
                 whole.set_running_or_notify_cancel()
                 self.__dict__.update(whole.__dict__)
@@ -196,8 +196,8 @@ _becoming: Final = threading.RLock()
 class AsyncDelivery(_Delivery):
     """The future of a record that was sent; awaited, it is the offset at which it was appended.
 
-    Raises SbpError if it was not appended, or may not have been, see its `outcome`. The offset is
-    -1 if the producer has an id: its records get theirs when they are published.
+    Raises SbpError if the record was not appended, or may not have been (see its `outcome`). The
+    offset is -1 if the producer has an id: its records get offsets when they are published.
     """
 
     __slots__ = ()
@@ -210,8 +210,8 @@ class AsyncDelivery(_Delivery):
         return self._offset()
 
     def add_done_callback(self, callback: Callable[[AsyncDelivery], None]) -> None:
-        """Call `callback` with this on the loop, or now if it is done already.
+        """Call `callback` with this delivery on the loop, or now if it is done already.
 
-        It must return soon: the producer waits for it.
+        The callback must return soon: the producer waits for it.
         """
         self._receipt.on_settled(lambda: callback(self))

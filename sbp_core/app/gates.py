@@ -1,4 +1,4 @@
-"""Where tasks wait for each other, and how a producer is driven by the threads of its callers."""
+"""Where tasks wait for each other, and where a producer settles its batches."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from sbp_core.client.io.loop_thread import loop_thread
+from sbp_core.client.facades import leave_task, loop_thread
 
 _LOG: Final = logging.getLogger("sbp_core.app")
 
 
 class Gate:
-    """Lets the tasks of one event loop wait for a change, and has the worker that makes some."""
+    """Lets the tasks of one event loop wait for changes, and holds the worker that makes them."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
     def notify(self) -> None:
-        """Wake all that wait. For the thread of the loop."""
+        """Wake all waiting tasks. For the thread of the loop only."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -34,8 +34,14 @@ class Gate:
                 await self._changed.wait()
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Let a worker do its work, on the running loop."""
+        """Start the worker, on the running loop."""
         self._worker = asyncio.get_running_loop().create_task(work(), name="sbp-worker")
+
+    def leave(self) -> None:
+        """Forget the worker, in the child of a fork."""
+        if self._worker is not None:
+            leave_task(self._worker)
+            self._worker = None
 
     async def join(self) -> None:
         """Wait for the end of the worker."""
@@ -44,35 +50,35 @@ class Gate:
 
 
 class OnLoop:
-    """Drives a producer whose callers are tasks of its loop. Callbacks run on that loop."""
+    """Settles the batches of a producer whose callers are tasks of its loop: on that loop."""
 
     def begin(self) -> None:
         """Get ready to settle batches."""
 
     def notify(self, gate: Gate) -> None:
-        """Wake all that wait at a gate."""
+        """Wake the tasks that wait at a gate."""
         gate.notify()
 
     def settle(self, action: Callable[[], None]) -> None:
-        """Settle a batch, which calls callbacks."""
+        """Settle a batch: `action` calls the callbacks."""
         action()
 
     async def drain(self) -> None:
         """Return when all batches given to `settle` are settled."""
 
     def finish(self, gate: Gate, seconds: float) -> None:
-        """Return: when the process ends, no loop runs that could run the worker."""
+        """Do nothing: when the process ends, no loop runs that could run the worker."""
 
     def close(self) -> None:
         """Settle nothing more."""
 
 
 class OnThreads(OnLoop):
-    """Drives a producer whose callers are on other threads than its loop.
+    """Settles the batches of a producer whose callers are on other threads than its loop.
 
-    Batches are settled on a thread of the producer: a callback may use a blocking client, and a
-    slow one delays no other producer. The loop is looked up for each use: the producer may be made
-    before a fork, and used after it.
+    Batches are settled on a thread of the producer, so a callback may use a blocking client, and a
+    slow callback delays no other producer. The loop is looked up for each use, because a producer
+    may be made before a fork and used after it.
     """
 
     def __init__(self) -> None:
@@ -85,11 +91,11 @@ class OnThreads(OnLoop):
         threading.Thread(target=self._run, name="sbp-deliveries", daemon=True).start()
 
     def notify(self, gate: Gate) -> None:
-        """Wake all that wait at a gate. For any thread."""
+        """Wake the tasks that wait at a gate. For any thread."""
         loop_thread().loop.call_soon_threadsafe(gate.notify)
 
     def settle(self, action: Callable[[], None]) -> None:
-        """Settle a batch on the thread for that, after those before it."""
+        """Settle a batch on the thread of the producer, after the batches before it."""
         self._actions.put(action)
 
     async def drain(self) -> None:
@@ -106,7 +112,7 @@ class OnThreads(OnLoop):
         await drained.wait()
 
     def finish(self, gate: Gate, seconds: float) -> None:
-        """Let the worker finish what it has, before the process ends."""
+        """Wait until the worker has sent its batches, before the process ends."""
 
         async def end() -> None:
             gate.notify()

@@ -9,7 +9,7 @@ appended, and *settled* when their outcome is known::
     OPEN  --close-->  CLOSING  --all settled-->  CLOSED
       `------fail-------+-> FAILED
 
-A stream that fails accepts nothing more, and loses what is not settled; the others go on.
+A failed stream accepts nothing more, and loses its unsettled batches; other streams go on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from enum import Enum, auto
 
 from sbp_core.app import defaults
 from sbp_core.app.delivery import Receipt
-from sbp_core.app.encoding import Collected, Encoded, Outgoing, record_bytes
+from sbp_core.app.encoding import Collected, Encoded, Outgoing, Target, record_bytes
 from sbp_core.app.record import checked_timestamp_us
-from sbp_core.app.rows import Target
 from sbp_core.errors import ConfigurationError, SbpError
 
 
@@ -43,8 +42,8 @@ class State(Enum):
 class Batching:
     """When a batch is sent, and how much is buffered. Raises ConfigurationError.
 
-    A batch is sent with `batch_bytes` of records, or `batch_records`, or `linger_ms` after its
-    first record; 0 does not wait for others. `buffer_bytes` may be unacknowledged.
+    A batch is sent when it has `batch_bytes` or `batch_records` of records, or `linger_ms` after
+    its first record; 0 does not wait for more records. `buffer_bytes` may be unacknowledged.
     """
 
     batch_bytes: int = defaults.BATCH_BYTES
@@ -76,25 +75,25 @@ class Outbox:
         self.state = State.OPEN
         self.error: SbpError | None = None
         self.failed: dict[int, SbpError] = {}
-        """By stream: why it accepts nothing more."""
+        """By stream id: the error of a stream that accepts nothing more."""
         self.room_bytes = batching.buffer_bytes
-        """Bytes that are accepted now: a record is if this is positive, however large it is."""
+        """Free bytes of the buffer: while there are any, a record of any size is accepted."""
         self._clock = clock
         self._batch_bytes = batching.batch_bytes
         self._batch_records = batching.batch_records
         self._linger_seconds = batching.linger_ms / 1000
         self._open: dict[int, Collected] = {}
-        """By stream, the oldest first."""
+        """The open batches by stream id, the oldest first."""
         self._unsettled: dict[int, Outgoing] = {}
-        """Sealed batches, by their numbers."""
+        """The sealed batches by their numbers."""
         self._next_number = 0
         self._ready: list[int] = []
-        """The numbers of those that are not taken."""
+        """The numbers of the sealed batches that are not taken."""
         self._taken: dict[int, int] = {}
-        """The numbers of those that are, by the order in which they were taken."""
+        """The numbers of the taken batches, by the order in which they were taken."""
         self._taken_count = 0
         self._stored: set[int] = set()
-        """The numbers of those that are appended: a failure no longer gives them up."""
+        """The numbers of the appended batches: a failure no longer gives them up."""
 
     @property
     def unsettled_bytes(self) -> int:
@@ -128,7 +127,7 @@ class Outbox:
             raise ConfigurationError("this producer is closed; make another one")
 
     def check(self) -> None:
-        """Raise the error that ended the producer, or the one of the first stream that failed."""
+        """Raise the error that ended the producer, or the error of the first failed stream."""
         for error in (self.error, *self.failed.values()):
             if error is not None:
                 raise error.with_traceback(None)
@@ -143,10 +142,11 @@ class Outbox:
     ) -> tuple[Receipt, int] | None:
         """Collect a record; return the receipt of its batch, and its index there.
 
-        An index of 0 begins a batch: the worker has to be told. Returns None if the buffer is full,
-        or if the record is larger than the target is known to accept. Raises what `send` raises.
+        An index of 0 begins a batch, and the caller has to notify the worker. Returns None if the
+        buffer is full, or if the record is larger than the target is known to accept. Raises what
+        `send` raises.
         """
-        # All of it in one call: this is the hot path of `send`.
+        # All in one method, because this is the hot path of `send`.
         if type(value) is bytes and key is None and not headers:
             size_bytes = defaults.RECORD_OVERHEAD_BYTES + len(value)
         else:
@@ -183,7 +183,7 @@ class Outbox:
             return batch.receipt, len(batch.values) - 1
 
     def offer_encoded(self, batch: Encoded) -> bool:
-        """Take a batch behind all records that were sent before to its stream.
+        """Accept a batch, behind all records that were sent to its stream before.
 
         Returns False if the buffer is full. Raises what `send` raises.
         """
@@ -198,18 +198,18 @@ class Outbox:
             return True
 
     def _check_stream(self, stream_id: int) -> None:
-        """Raise the error of a stream that failed: it has no open batch."""
+        """Raise the error of a stream that failed. A failed stream has no open batch."""
         if stream_id in self.failed:
             raise self.failed[stream_id].with_traceback(None)
 
     def seal(self) -> int:
-        """Let the open batches be sent; return the number of the next one."""
+        """Seal the open batches; return the number of the next batch."""
         with self._lock:
             self._seal_all()
             return self._next_number
 
     def seal_if_idle(self) -> bool:
-        """Let the open batches be sent if nothing else is on its way; return whether they are."""
+        """Seal the open batches if no batch is unsettled; return whether they were sealed."""
         with self._lock:
             is_idle = not self._unsettled
             if is_idle:
@@ -231,7 +231,7 @@ class Outbox:
         self._next_number += 1
 
     def seconds_until_due(self) -> float | None:
-        """Return when there is something to take, 0 if there is; None if nothing lingers."""
+        """Return the seconds until a batch is to be taken; None if there are no records."""
         with self._lock:
             if self._ready:
                 return 0.0
@@ -243,7 +243,7 @@ class Outbox:
         return batch.opened_at + self._linger_seconds
 
     def take(self, bytes_max: int = defaults.TAKE_BYTES) -> list[Outgoing]:
-        """Return the next batches, at least one if any is due, up to `bytes_max` of them."""
+        """Take the batches that are due, up to `bytes_max`, and at least one if there is any."""
         with self._lock:
             now = self._clock()
             for each in list(self._open.values()):
@@ -264,9 +264,9 @@ class Outbox:
             return taken
 
     def store(self, order: int) -> tuple[int, Outgoing]:
-        """Note that a batch is appended, by the order of taking, from 0 on.
+        """Record that a batch is appended; return its number, for `settle`, and the batch.
 
-        Return its number, for `settle`, and the batch.
+        `order` counts the batches as they were taken, from 0 on.
         """
         with self._lock:
             number = self._taken.pop(order)
@@ -274,7 +274,7 @@ class Outbox:
             return number, self._unsettled[number]
 
     def settle(self, number: int) -> None:
-        """Forget a batch that is appended, as its callbacks are over."""
+        """Forget an appended batch whose callbacks have run."""
         with self._lock:
             self._stored.remove(number)
             self._free(self._unsettled.pop(number))
@@ -291,7 +291,7 @@ class Outbox:
             return next(iter(self._unsettled), number) >= number
 
     def close(self) -> None:
-        """Accept nothing more; what is there is to be sent."""
+        """Accept nothing more, and seal the open batches."""
         with self._lock:
             if self.state is State.OPEN:
                 self._seal_all()
@@ -299,7 +299,7 @@ class Outbox:
                 self.state = State.CLOSED if self.is_empty else State.CLOSING
 
     def fail_stream(self, stream_id: int, error: SbpError) -> Sequence[Outgoing]:
-        """Accept nothing more for a stream, and give up what is not settled of it; return it."""
+        """Accept nothing more for a stream; give up and return its unsettled batches."""
         with self._lock:
             self._seal(stream_id)
             self.failed[stream_id] = error
@@ -316,7 +316,7 @@ class Outbox:
             return list(lost.values())
 
     def fail(self, error: SbpError) -> Sequence[Outgoing]:
-        """Accept nothing more, and give up what is not settled; return it."""
+        """Accept nothing more; give up and return the unsettled batches."""
         with self._lock:
             self._seal_all()
             self.state, self.error = State.FAILED, error
@@ -328,7 +328,7 @@ class Outbox:
             return lost
 
     def abandon(self, error: SbpError) -> None:
-        """Give all up in the child of a fork: a thread of the parent may hold the lock."""
+        """Give all batches up in the child of a fork, where nobody would release a held lock."""
         self._lock = threading.Lock()
         for batch in self._everything():
             batch.receipt.abandon(error)

@@ -1,8 +1,8 @@
 """Producers, consumers and transactions when their process forks, or ends.
 
-A fork copies them without the threads that work for them: two processes would append and commit the
-same records. Therefore only the process that made them may use them. A child may use the connection
-that it inherits: the client below opens sockets of its own there.
+A fork copies these objects without the threads that work for them, and two processes would append
+and commit the same records. Therefore only the process that made an object may use it. A child may
+use an inherited connection, because its client opens sockets of its own there.
 
 Producers that are still open when the interpreter ends get EXIT_FLUSH_MS to send their records. The
 records that are left are counted in the log; Python writes it to stderr if logging is not set up.
@@ -51,7 +51,7 @@ class _Unclosed(Protocol):
     """A producer, as the end of the process sees it."""
 
     def on_exit(self, deadline: float) -> None:
-        """Send what is there until a time of the monotonic clock, and report what is left."""
+        """Send records until a time of the monotonic clock; report the others as lost."""
 
 
 _in_use: Final[weakref.WeakSet[OfProcess]] = weakref.WeakSet()
@@ -61,15 +61,15 @@ _finalized: Final[set[int]] = set()
 
 
 def use_here(used: OfProcess) -> None:
-    """Note that an object has begun to work, so that the children of a fork refuse it."""
+    """Record that an object has begun to work, so that the children of a fork refuse it."""
     _in_use.add(used)
 
 
 def flush_at_exit(producer: _Unclosed) -> None:
     """Let a producer send its records before the process ends.
 
-    Children of `multiprocessing` end without `atexit`. They have finalizers of their own, which are
-    registered in the child.
+    Children of `multiprocessing` end without `atexit`. They run finalizers of `multiprocessing`,
+    which have to be registered in the child.
     """
     _unclosed.add(producer)
     workers = sys.modules.get("multiprocessing.util")
@@ -80,12 +80,12 @@ def flush_at_exit(producer: _Unclosed) -> None:
 
 
 def report_lost(stream: str, record_count: int, error: SbpError) -> None:
-    """Report records that were sent to a producer and are not, or may not be, stored."""
+    """Log an error for records of a producer that are not stored, or may not be."""
     _LOG.error("records lost count=%d stream=%s: %s", record_count, stream, error)
 
 
 def warn_unclosed(streams: str, record_count: int, producer: object) -> None:
-    """Warn of a producer of some `streams` that was left open."""
+    """Warn of a producer of `streams` that was left open."""
     warnings.warn(
         f"the producer of {streams} was not closed: {record_count} records were not flushed."
         " Close it, or enter it with `with`",

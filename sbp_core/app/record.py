@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from sbp_core.client.types import plain_int
 from sbp_core.records import offsets_array
 
 NO_HEADERS: Final[Mapping[str, bytes | None]] = MappingProxyType({})
@@ -21,9 +22,9 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 class Record(NamedTuple):
     """One record of a stream.
 
-    `timestamp_us` is in microseconds since the epoch (UTC). If a name occurs several times in the
-    headers, the last one counts; `batches` has them all. A record of a typed stream has `columns`,
-    and neither key, value nor headers.
+    `timestamp_us` is in microseconds since the epoch (UTC). Only the last header of each name is
+    here; `batches` has all headers. A record of a typed stream has `columns`, and neither key,
+    value nor headers.
     """
 
     stream: str
@@ -44,8 +45,8 @@ class Record(NamedTuple):
             return _EPOCH + self.timestamp_us * _MICROSECOND
         except OverflowError:
             raise ValueError(
-                f"timestamp_us {self.timestamp_us} is no time from the year 1 to 9999, which a"
-                " datetime could be; use timestamp_us"
+                f"timestamp_us {self.timestamp_us} is outside the years 1 to 9999 of a datetime;"
+                " use timestamp_us"
             ) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,8 +57,8 @@ class Record(NamedTuple):
 class Batch:
     """Consecutive records of one stream, the first of which is at `base_offset`.
 
-    `rows` has the columns of a typed stream, and those of `ROWS_SCHEMA` of any other. `times` are
-    when the records were written: the time of a record, or else that of its record batch.
+    `rows` has the columns of a typed stream, or else the columns of `ROWS_SCHEMA`. `times` are the
+    times when the records were written; a record without a time has the time of its record batch.
     """
 
     stream: str
@@ -92,8 +93,8 @@ _LAST_US: Final = timestamp_us_of(datetime.max.replace(tzinfo=UTC))
 def checked_timestamp_us(given: object) -> int:
     """Return the time of a record that is sent, in microseconds since the epoch.
 
-    `given` is that, or a datetime. Raises TypeError for anything else, ValueError for a time
-    outside the years 1 to 9999.
+    `given` is microseconds, as an integer of Python or numpy, or a datetime. Raises TypeError for
+    anything else, ValueError for a time outside the years 1 to 9999.
     """
     if isinstance(given, datetime):
         try:
@@ -101,11 +102,13 @@ def checked_timestamp_us(given: object) -> int:
         except OverflowError:
             raise ValueError(f"{given} is outside the years 1 to 9999 in UTC") from None
     if type(given) is not int:
+        given = plain_int(given)
+    if not isinstance(given, int) or isinstance(given, bool):
         raise TypeError(
             f"timestamp_us is {given!r:.80}; pass microseconds since 1970 as an int, or a datetime"
         )
     if not _FIRST_US <= given <= _LAST_US:
         raise ValueError(
-            f"timestamp_us is {given}, no time from the year 1 to 9999; it is in microseconds"
+            f"timestamp_us {given} is outside the years 1 to 9999; pass microseconds since 1970"
         )
     return given

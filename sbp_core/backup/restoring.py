@@ -1,8 +1,8 @@
 """Restoring a backup onto an empty cluster: metadata first, then the records, then it is opened.
 
-The client has to be made with `Wishes(restoring=ID)`: the placement driver refuses all others from
-the first request to the last. Records are appended at their offsets, which each answer is compared
-with. A restore that was interrupted goes on where the streams end.
+The client has to request the feature `RequestedFeatures(restoring=ID)`: the placement driver
+refuses all others from the first request to the last. Records are appended at their offsets, which
+each answer is compared with. A restore that was interrupted goes on where the streams end.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from sbp_core.cli.progress import BYTES, OnProgress, progress
 from sbp_core.cli.values import POSITIVE, SIZE
 from sbp_core.client import AsyncClient
 from sbp_core.quantities import round_size
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.wording import counted
 
 _PLACE_HELP: Final = (
@@ -214,7 +214,7 @@ def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
 def _client(options: ClientOptions, restoring: str = "") -> AsyncClient:
     return AsyncClient(
         options.endpoint,
-        connecting=connecting(options, Wishes(restoring=restoring)),
+        connecting=connecting(options, RequestedFeatures(restoring=restoring)),
         retry=PATIENT,
     )
 

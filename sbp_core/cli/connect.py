@@ -22,7 +22,7 @@ from sbp_core.client import (
     Tls,
 )
 from sbp_core.errors import ConfigurationError, NotFoundError, SbpError
-from sbp_core.session.negotiation import NO_WISHES, Wishes
+from sbp_core.session.negotiation import NO_FEATURES, RequestedFeatures
 
 PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
 """For a question of an interactive user: fails after seconds."""
@@ -78,11 +78,11 @@ def _notes(error: SbpError, options: ClientOptions) -> list[str]:
     return [*notes, *filter(None, [suggestion(absent, known)])]
 
 
-def connecting(options: TlsOptions, wishes: Wishes = NO_WISHES) -> Connecting:
+def connecting(options: TlsOptions, features: RequestedFeatures = NO_FEATURES) -> Connecting:
     """Return how the options of a client let it connect."""
     files = (options.tls_ca, options.tls_cert, options.tls_key)
     return Connecting(
-        wishes=wishes,
+        features=features,
         tls=Tls(*files) if any(files) else None,
         credentials=_maybe_credentials(options.token_file),
     )

@@ -14,9 +14,9 @@ from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.connect import connect, find_reach, suggestion
 from sbp_core.cli.output import write_json, write_table
 from sbp_core.client import Client, CursorInfo
-from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
-from sbp_core.client.group_members import GroupDescription
+from sbp_core.client.types import GroupDescription
 from sbp_core.errors import NotFoundError, UnsupportedError
+from sbp_core.operating.cursor_lag import Lag, measure_group, unread_offsets
 
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "MEMBER", "")
 

@@ -24,8 +24,7 @@ from sbp_core.cli.group_lag import (
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
 from sbp_core.cli.values import POSITION, STREAM
 from sbp_core.client import Client, CursorInfo
-from sbp_core.client.group_members import GroupDescription
-from sbp_core.client.stream_position import Position
+from sbp_core.client.types import GroupDescription
 from sbp_core.errors import NotFoundError, RefusedError, SbpError, StatusCode
 from sbp_core.operating.cursor_moves import (
     MoveRow,
@@ -35,6 +34,7 @@ from sbp_core.operating.cursor_moves import (
     plan_deletion,
     plan_reset,
 )
+from sbp_core.operating.stream_position import Position
 from sbp_core.wording import counted, listed
 
 _MEMBERS: Final = ("MEMBER", "SUBJECT", "SUBSCRIBED TO", "READS", "GIVES UP")

@@ -16,7 +16,6 @@ from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.progress import progress
 from sbp_core.cli.values import POSITION, STREAM, check_interval
 from sbp_core.client import Client, FetchItem, Reach, RetryPolicy, StreamInfo, StreamSpec
-from sbp_core.client.stream_position import Position, PositionKind, check_order, find_offset
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -25,6 +24,7 @@ from sbp_core.errors import (
     SchemaError,
 )
 from sbp_core.operating.batch_copies import copied_batches
+from sbp_core.operating.stream_position import Position, PositionKind, check_order, find_offset
 from sbp_core.records import StreamSchema
 from sbp_core.wording import counted
 

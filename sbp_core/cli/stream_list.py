@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from sbp_core import limits
-from sbp_core.app.selection import Selection
+from sbp_core.app.positions import Selection
 from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.connect import connect, find_reach, find_sizes
 from sbp_core.cli.group_lag import show_age

@@ -44,9 +44,9 @@ from sbp_core.client import (
     StreamUpdate,
     newest_schemas,
 )
-from sbp_core.client.stream_position import Position, PositionKind, find_offset
 from sbp_core.errors import ConfigurationError, NoRangeServerError, SbpError, SchemaError
 from sbp_core.lake import TABLE_PROPERTY
+from sbp_core.operating.stream_position import Position, PositionKind, find_offset
 from sbp_core.quantities import quoted, round_size, show_retention
 from sbp_core.records.stream_schema import name_text
 from sbp_core.wording import counted

@@ -26,8 +26,7 @@ from sbp_core.cli.top_view import (
 )
 from sbp_core.client import AsyncClient, ClusterInfo
 from sbp_core.errors import PermissionDeniedError, SbpError, UnsupportedError
-from sbp_core.operating.samples import PERIOD_SECONDS
-from sbp_core.operating.sampling import Sampling
+from sbp_core.operating.samples import PERIOD_SECONDS, Sampling
 from sbp_core.wording import escape
 
 if TYPE_CHECKING:

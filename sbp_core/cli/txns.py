@@ -17,7 +17,7 @@ from sbp_core.cli.connect import connect
 from sbp_core.cli.output import write_json, write_notice, write_table
 from sbp_core.cli.values import NUMBER
 from sbp_core.client import Client, TxnInfo, TxnPart
-from sbp_core.client.txn_remarks import loss_lines
+from sbp_core.operating.txn_advice import loss_lines
 from sbp_core.wording import counted
 
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")

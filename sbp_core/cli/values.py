@@ -94,7 +94,7 @@ def _parse_patience(text: str) -> float:
 
 
 def _parse_position(text: str) -> object:
-    from sbp_core.client.stream_position import parse_position
+    from sbp_core.operating.stream_position import parse_position
 
     return parse_position(text)
 

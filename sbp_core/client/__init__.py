@@ -5,7 +5,7 @@ from sbp_core.access.rights import Grant, Right
 from sbp_core.client.aio import AsyncClient
 from sbp_core.client.blocking import Appender, Client, newest_schemas
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
-from sbp_core.client.group_members import GroupDescription, MemberInfo, Membership
+from sbp_core.client.connecting import CallTiming, Connecting, parse_endpoint, parse_endpoints
 from sbp_core.client.operations.appending import AsyncAppender
 from sbp_core.client.operations.calls import RetryPolicy
 from sbp_core.client.operations.numbering import Transaction, Writer
@@ -16,12 +16,13 @@ from sbp_core.client.types import (
     NO_CURSOR,
     AppendItem,
     AppendOutcome,
-    CallTiming,
-    Connecting,
     CursorInfo,
     FetchItem,
     FetchOutcome,
+    GroupDescription,
     GroupInfo,
+    MemberInfo,
+    Membership,
     MetadataChanges,
     RangeInfo,
     Reach,
@@ -37,10 +38,8 @@ from sbp_core.client.types import (
     TxnLoss,
     TxnPart,
     UnavailableRange,
-    parse_endpoint,
-    parse_endpoints,
 )
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.tls import Tls
 from sbp_core.wire.txn_id import is_producer, one_shot_producer, original_of, txn_id_of
 
@@ -73,6 +72,7 @@ __all__ = [
     "RangeServerInfo",
     "Reach",
     "ReceivedBatches",
+    "RequestedFeatures",
     "RetryPolicy",
     "Right",
     "SchemaVersion",
@@ -88,7 +88,6 @@ __all__ = [
     "TxnLoss",
     "TxnPart",
     "UnavailableRange",
-    "Wishes",
     "Writer",
     "is_producer",
     "newest_schemas",

@@ -1,4 +1,4 @@
-"""The blocking client: a facade of the asyncio client, on the event loop of io/loop_thread.py."""
+"""The blocking client: a facade of the asyncio client, on the event loop of facades.py."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any, Self
 
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.facades import blocking, documented_as, internal
-from sbp_core.client.io.loop_thread import Callbacks, loop_thread
+from sbp_core.client.connecting import Connecting
+from sbp_core.client.facades import Callbacks, blocking, documented_as, internal, loop_thread
 from sbp_core.client.operations.appending import AsyncAppender, OnAppended, OnFailed
 from sbp_core.client.operations.calls import RetryPolicy
 from sbp_core.client.operations.numbering import Transaction, Writer
 from sbp_core.client.types import (
     AppendItem,
-    Connecting,
     FetchItem,
     FetchOutcome,
     SchemaVersion,
@@ -36,9 +35,9 @@ class Appender:
                 appender.append(items)
             appender.finish()
 
-    Leaving the block without `finish` gives up what is not appended. After that, after `finish`
-    and after an error the appender is over: `append` and `finish` raise ConfigurationError, and
-    the outcome of the batches in `unacknowledged` is not known.
+    Leaving the block without `finish` gives up the batches that are not appended. The appender is
+    over then, as after `finish` and after an error: `append` and `finish` raise ConfigurationError,
+    and the outcome of the batches in `unacknowledged` is not known.
     """
 
     def __init__(self, appender: AsyncAppender, callbacks: Callbacks) -> None:
@@ -47,7 +46,7 @@ class Appender:
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
+        """The batches from the first one of each stream on that is not known to be appended."""
         return self._appender.unacknowledged
 
     def append(self, items: Sequence[AppendItem]) -> None:
@@ -55,15 +54,15 @@ class Appender:
         self._run(self._appender.append(items))
 
     def flush(self) -> None:
-        """Return when everything is appended that was given; more may follow. Raises SbpError."""
+        """Return when all batches are appended; more batches may follow. Raises SbpError."""
         self._run(self._appender.flush())
 
     def finish(self) -> None:
-        """Return when everything is appended; it is over then. Raises SbpError."""
+        """Return when all batches are appended, and end the appender. Raises SbpError."""
         self._run(self._appender.finish())
 
     def close(self) -> None:
-        """Give up what is not appended. Idempotent."""
+        """Give up the batches that are not appended. Idempotent."""
         self._run(self._appender.close())
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -79,9 +78,9 @@ class Appender:
 class Client:
     """A blocking client of the cluster whose placement driver is at `endpoint` ("host:port").
 
-    Threads may share it, and the child of a fork may go on with it. Every call has a deadline of
-    `timeout_ms`; failed calls are retried as `retry` says, where that is safe. All methods raise
-    SbpError. AsyncClient has the same methods, which are awaited.
+    Threads may share a client, and the child of a fork may go on with it. Every call has a deadline
+    of `timeout_ms`; failed calls are retried as `retry` says, where that is safe. All methods raise
+    SbpError. AsyncClient has the same methods as coroutines.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Client:
         self.on_loop = AsyncClient(
             endpoint, timeout_ms=timeout_ms, connecting=connecting, retry=retry, random=random
         )
-        """The client that does the work, on the loop of `io.loop_thread`."""
+        """The client that does the work, on the loop of `loop_thread`."""
 
     @classmethod
     @internal
@@ -108,12 +107,12 @@ class Client:
 
     @property
     def endpoint(self) -> str:
-        """The placement driver that is asked next, "host:port"; the one that answered last."""
+        """The placement driver that the next call asks, "host:port"."""
         return self.on_loop.endpoint
 
     @property
     def last_commit(self) -> StoreCommit | None:
-        """The last commit of the placement driver's metadata that it reported; see AsyncClient."""
+        """The last commit of the metadata that was reported; see AsyncClient."""
         return self.on_loop.last_commit
 
     call = blocking(AsyncClient.call)
@@ -150,6 +149,7 @@ class Client:
     watch_bounds = blocking(AsyncClient.watch_bounds)
     reach = blocking(AsyncClient.reach)
     stored_bytes = blocking(AsyncClient.stored_bytes)
+    range_bytes = blocking(AsyncClient.range_bytes)
     lookup_offsets = blocking(AsyncClient.lookup_offsets)
     append_times = blocking(AsyncClient.append_times)
 
@@ -211,7 +211,7 @@ class Client:
         max_wait_ms: int = 0,
         min_bytes: int = 1,
     ) -> Generator[FetchOutcome, None, None]:
-        """Yield one outcome per item, as they come. Failures are outcomes with an error."""
+        """Yield one outcome per item, in the order of the answers. Failed items have an error."""
         outcomes = self.on_loop.fetch(items, max_wait_ms=max_wait_ms, min_bytes=min_bytes)
         return loop_thread().iterate(outcomes)
 
@@ -227,8 +227,8 @@ def newest_schemas(
 ) -> dict[int, SchemaVersion]:
     """Return the newest schema of each stream that has one, by id.
 
-    If the placement driver knows no schemas, no stream has one; or that is an UnsupportedError, if
-    they are required. Raises SbpError, NotFoundError for a stream that does not exist.
+    If the placement driver knows no schemas, no stream has one; with `is_required` that raises
+    UnsupportedError. Raises SbpError, NotFoundError for a stream that does not exist.
     """
     if not stream_ids:
         return {}

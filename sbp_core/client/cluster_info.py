@@ -17,14 +17,14 @@ class PlacementDriverInfo:
 
 @dataclass(frozen=True, slots=True)
 class RangeServerInfo:
-    """A range server of the cluster, at `endpoint` ("host:port"), as it is known to the leader.
+    """A range server of the cluster, at `endpoint` ("host:port"), as the leader knows it.
 
-    `led_ranges` and `copied_ranges` are the open ranges of which it is the primary and a secondary.
-    `unreplicated_ranges` counts the `sealed_ranges` that are on no other server.
-    `missing_replicas` counts the ranges led there of which a replica lacks entries, and those with
-    damage there.
-    `disk_free_bytes` is None if it reported no load. One that `is_draining` gets no ranges;
-    `drain_obstacle` is why some stay. One that `is_retired` was drained or replaced, and is silent.
+    The server is the primary of `led_ranges` open ranges, and a secondary of `copied_ranges`.
+    `unreplicated_ranges` counts the `sealed_ranges` that no other server has. `missing_replicas`
+    counts the led ranges with a replica that lacks entries, and the ranges with damage on this
+    server. `disk_free_bytes` is None if the server reported no load. A server that `is_draining`
+    gets no ranges; `drain_obstacle` is the reason if some ranges stay. A server that `is_retired`
+    was drained or replaced, and is silent.
     """
 
     server_id: int
@@ -43,34 +43,34 @@ class RangeServerInfo:
 
     @property
     def state(self) -> str:
-        """Whether it is live, silent or retired, and whether it is drained, in words."""
+        """The state in words: live, silent or retired, and whether the server is draining."""
         if self.is_retired:
             return "retired"
         return ("live" if self.is_live else "silent") + (" draining" if self.is_draining else "")
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be given ranges now."""
+        """Whether the server can get ranges now."""
         return self.is_live and not self.is_draining and self.disk_free_bytes != 0
 
     @property
     def open_ranges(self) -> int:
-        """The open ranges that it has; a drain moves all of them."""
+        """The open ranges on the server; a drain moves all of them."""
         return self.led_ranges + self.copied_ranges
 
     @property
     def copied_by_drain(self) -> int:
-        """The sealed ranges that a drain copies to others; those with one replica stay."""
+        """The sealed ranges that a drain copies to other servers; unreplicated ranges stay."""
         return self.sealed_ranges - self.unreplicated_ranges
 
     @property
     def is_cleared(self) -> bool:
-        """Whether it has no ranges that could be elsewhere."""
+        """Whether a drain has no ranges left to move or to copy."""
         return not self.open_ranges and not self.copied_by_drain
 
     @property
     def drain_remark(self) -> str:
-        """How far the drain is and what is left, in a sentence."""
+        """The progress of the drain, and the next step, in a sentence."""
         name = f"range server {self.server_id}"
         if not self.is_cleared:
             return (
@@ -93,10 +93,11 @@ class RangeServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """The range servers, the open ranges that lack replicas, and how many of these they lack.
+    """The range servers of a cluster, and the replicas that its ranges lack.
 
-    The sealed ranges lack `missing_sealed_replicas`. Nothing can be appended in `halted_count` open
-    ranges, for `halt_cause`; `halted` has some of them, as (stream id, range index).
+    `lacking_ranges` open ranges lack `missing_replicas` replicas together. Sealed ranges lack
+    `missing_sealed_replicas`. `halt_cause` is why nothing can be appended to `halted_count` open
+    ranges; `halted` has some of these, as (stream id, range index).
     """
 
     range_servers: list[RangeServerInfo]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from sbp_core import limits
-from sbp_core.access.credentials import BearerToken, Credentials
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records.stream_schema import StreamSchema
-from sbp_core.session.negotiation import NO_WISHES, Wishes
-from sbp_core.tls import Tls
 from sbp_core.wire.headers import BatchFilter, Projection
 
 EARLIEST: Final = -2
@@ -26,21 +22,14 @@ LATEST: Final = -1
 NO_CURSOR: Final = -1
 """As the next offset of a cursor to commit: forget the cursor."""
 
-_ENDPOINT: Final = re.compile(
-    r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\s:\[\]/@,?#%]+))"
-    r":(?P<port>[0-9]{1,5})"
-)
-_UNSHOWN: Final = re.compile(r"[/?#%].*", re.DOTALL)
-"""The rest of a URL after the address: it may hold a password."""
-
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
     """A stream's metadata.
 
-    `retention_period_ms` 0 keeps records for ever; `retention_bytes` is what each range server
-    keeps of the stream, 0 for no limit. `ack_count` of the replicas have to store a record before
-    it is acknowledged; 0 if the server does not tell.
+    `retention_period_ms` 0 keeps records for ever. `retention_bytes` bounds the bytes that each
+    range server keeps of the stream; 0 is no limit. A record is acknowledged when `ack_count`
+    replicas have stored it; 0 if the server does not report the count.
     """
 
     stream_id: int
@@ -53,7 +42,7 @@ class StreamInfo:
 
     @property
     def label(self) -> str:
-        """The name, or the id of a stream without one: commands, options and rows accept both."""
+        """The name of the stream, or its id if it has no name. Commands and options accept both."""
         return self.name or str(self.stream_id)
 
 
@@ -61,7 +50,7 @@ class StreamInfo:
 class StreamSpec:
     """A stream to create. The name, if there is one, is unique in the cluster.
 
-    `ack_count` of its replicas have to store a record before it is acknowledged; 0: the majority.
+    A record is acknowledged when `ack_count` replicas have stored it; 0 stands for the majority.
     """
 
     name: str | None
@@ -76,9 +65,9 @@ class StreamSpec:
 class StreamUpdate:
     """A change of the stream with this id or name; None leaves a field as it is.
 
-    With another `replica_count`, `ack_count` becomes the majority unless it is given. A property
-    that is None is removed. Nothing is changed unless the stream has the `expected_properties`; one
-    that is None has to be absent.
+    A new `replica_count` makes `ack_count` the majority unless it is given. A property None is
+    removed. Nothing is changed unless the stream has the `expected_properties`; an expected None
+    stands for a property that is absent.
     """
 
     stream: int | str
@@ -91,10 +80,16 @@ class StreamUpdate:
     expected_properties: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
+def plain_int(value: Any) -> Any:
+    """Return an integer of another library, such as numpy, as an int; other values as they are."""
+    is_foreign = isinstance(value, Integral) and not isinstance(value, int)
+    return int(value) if is_foreign else value
+
+
 def check_types(given: StreamSpec | StreamUpdate) -> None:
-    """Raise ConfigurationError if a field has a value of another type than it is declared with."""
+    """Raise ConfigurationError if the value of a field does not have the declared type."""
     try:
-        values = {each.name: getattr(given, each.name) for each in fields(given)}
+        values = {each.name: plain_int(getattr(given, each.name)) for each in fields(given)}
         msgspec.convert(values, type(given))
     except (msgspec.ValidationError, TypeError, AttributeError) as error:
         raise ConfigurationError(
@@ -106,8 +101,8 @@ def check_types(given: StreamSpec | StreamUpdate) -> None:
 class RangeInfo:
     """A piece of a stream, [start_offset, end_offset); `end_offset` is None while it is open.
 
-    `next_offset` is what the placement driver knew, possibly old. `servers` are endpoints
-    ("host:port"), the primary first.
+    `next_offset` is the end that the placement driver knows, and may be old. `servers` are
+    endpoints ("host:port"), the primary first.
     """
 
     stream_id: int
@@ -147,10 +142,10 @@ class StreamBounds:
 
 
 class StoreCommit(NamedTuple):
-    """A commit of the placement driver's metadata: a number that grows, in one `life` of the store.
+    """A commit of the placement driver's metadata: a growing number in one `life` of the store.
 
-    Restoring a backup begins a new life. Numbers are used again there, so only commits of the same
-    life can be compared. Keep one, and ask `Client.has_commit` later to detect a restore.
+    Restoring a backup begins a new life, which uses the numbers again: only commits of the same
+    life can be compared. Keep a commit, and ask `Client.has_commit` later to detect a restore.
     """
 
     number: int
@@ -158,7 +153,7 @@ class StoreCommit(NamedTuple):
 
     @property
     def is_plausible(self) -> bool:
-        """Whether a placement driver may have reported it."""
+        """Whether a placement driver may have reported the commit."""
         is_word = self.life.isascii() and self.life.isprintable() and " " not in self.life
         is_short = 0 < len(self.life) <= limits.STORE_LIFE_LENGTH_MAX
         return is_word and is_short and 0 <= self.number < 2**63
@@ -167,8 +162,8 @@ class StoreCommit(NamedTuple):
 class MetadataChanges(NamedTuple):
     """The revision of the placement driver's metadata, and what changed since an earlier revision.
 
-    `stream_ids` are the streams that were created, changed, moved, trimmed or deleted since. It is
-    None if the placement driver does not know them all: any stream may have changed then.
+    `stream_ids` are the streams that were created, changed, moved, trimmed or deleted since. None
+    stands for all streams: the placement driver does not know which ones changed.
     """
 
     revision: int
@@ -194,8 +189,8 @@ class Reach:
     """The part of a stream that can be read now: [start_offset, next_offset) minus `unavailable`.
 
     The unavailable ranges are in the order of their offsets. `next_offset` is None if the server
-    of the open range is unavailable: the tail is not known then, and `start_offset` is what the
-    placement driver knows, so the first records may have been trimmed.
+    of the open range is unavailable: the tail is unknown. `start_offset` comes from the placement
+    driver then, and the first records may have been trimmed.
     """
 
     stream_id: int
@@ -205,13 +200,13 @@ class Reach:
 
     @property
     def readable_end(self) -> int:
-        """Where the stream ends, or where the range begins whose end is not known."""
+        """The end of the stream, or the start of the last range if its end is unknown."""
         return self.unavailable[-1].start_offset if self.next_offset is None else self.next_offset
 
 
 @dataclass(frozen=True, slots=True)
 class CursorInfo:
-    """How far a consumer group has come in a stream: it reads `next_offset` next."""
+    """The cursor of a consumer group in a stream: the group reads `next_offset` next."""
 
     stream_id: int
     next_offset: int
@@ -220,9 +215,9 @@ class CursorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A consumer group, and when it committed the latest of its cursors, in ms (UTC).
+    """A consumer group, and the time of its latest commit, in ms (UTC).
 
-    The time is None if it has members and no cursors.
+    The time is None if the group has members and no cursors.
     """
 
     group: str
@@ -231,7 +226,7 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """A version of a stream's schema, and when it came to be, in ms (UTC); the first is 1."""
+    """A version of a stream's schema, from 1 on, and when it was registered, in ms (UTC)."""
 
     stream_id: int
     version: int
@@ -263,9 +258,9 @@ class AppendOutcome:
 class TxnPart:
     """The records that a transaction has staged in one range, in `batch_count` batches.
 
-    Get them from `Transaction.parts`, pass them to `commit_txn` or `abort_txns`. The placement
-    driver refuses a commit of more batches than can be published at once; -1, for an unknown
-    number, leaves that check out.
+    `Transaction.parts` returns the parts for `commit_txn` and `abort_txns`. The placement driver
+    refuses a commit of more batches than it can publish at once; a `batch_count` of -1, for an
+    unknown number, skips that check.
     """
 
     txn_id: str
@@ -279,11 +274,10 @@ class TxnPart:
 class TxnDecision:
     """The final decision about a batch of a producer: what `commit_txn` returns.
 
-    `is_replay`: an earlier call had decided the batch already, perhaps about other records.
-    Compare `record_count` and `digest`, which are those of the decision; they are None and empty
-    if the decision is too old to be kept. `is_published`: all its records are visible; if not,
-    they will be. `lost` are the exceptions: parts that a range server lost and an operator gave
-    up (`give_up_txn`), which will never be visible.
+    `is_replay`: an earlier call has decided the batch, perhaps about other records. Compare the
+    `record_count` and `digest` of the decision; they are None and empty if the decision is too old
+    to be kept. `is_published`: all records are visible; otherwise they will be. `lost` are parts
+    that a range server lost and an operator gave up (`give_up_txn`): they will never be visible.
     """
 
     is_replay: bool
@@ -297,8 +291,9 @@ class TxnDecision:
 class TxnLoss:
     """The parts of a committed batch that were given up: what `give_up_txn` returns.
 
-    They will never be visible. The rest is visible if it `is_published`; else `waits_for` is the
-    reason. `record_count` is that of the decision; None if the decision is too old to be kept.
+    The parts will never be visible. The rest of the batch is visible if `is_published`; otherwise
+    `waits_for` is the reason. `record_count` is the count of the decision, None if the decision is
+    too old to be kept.
     """
 
     parts: tuple[TxnPart, ...]
@@ -309,7 +304,7 @@ class TxnLoss:
 
 @dataclass(frozen=True, slots=True)
 class TxnInfo:
-    """The state of a transaction, or of a producer's batch of them.
+    """The state of a transaction, or of a producer's batch of transactions.
 
     `state`: "staged" at the range server `server`, "publishing", "published", "stuck" (it cannot be
     published as it was committed), "lost" (parts of it, the rest is published), or "aborted".
@@ -334,10 +329,10 @@ class FetchItem:
     """The part of a stream to read: from `fetch_offset` (or EARLIEST, LATEST) up to `end_offset`.
 
     `end_offset` is exclusive, None for no bound. `max_bytes` bounds the answer, but one whole
-    batch is always returned. With `projections`, those of `KeptColumns`, other columns may be left
-    out of batches of their schemas; batches that have all columns may come, too. With `filters`,
-    those of `batch_filter`, batches may come as their heads alone that have no row within the
-    bounds (`Envelope.is_skipped`); others may come, too.
+    batch is always returned. `projections` (of `KeptColumns`) allow the server to leave out other
+    columns; batches may still have all columns. `filters` (of `batch_filter`) allow the server to
+    send only the head of a batch without a row within the bounds (`Envelope.is_skipped`); such
+    batches may still come whole.
     """
 
     stream_id: int
@@ -360,7 +355,7 @@ class FetchOutcome:
     """The answer to the item at `item_index` of a fetch: whole batches, or `error`.
 
     The first batch may begin before the fetch offset, and the last one may pass the end offset:
-    drop those records. Without batches and without an error there was nothing to read in time.
+    drop these records. No batches and no error mean that there was nothing to read in time.
     """
 
     item_index: int
@@ -370,7 +365,7 @@ class FetchOutcome:
 
     @property
     def next_offset(self) -> int:
-        """Where the next fetch goes on."""
+        """The offset at which the next fetch goes on."""
         return self.batches.next_offset
 
     @property
@@ -379,105 +374,60 @@ class FetchOutcome:
         return self.batches.payload
 
 
-def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return (host, port) of "host:port"; an IPv6 address stands in brackets.
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A member of a group, and the streams that it is to read, by id, as of a generation.
 
-    A host name is in its ASCII form. Raises ConfigurationError for anything else.
+    The rules for members are in the protocol, "Consumer groups". In short: read only `stream_ids`,
+    each from its cursor; send a heartbeat every third of `session_timeout_ms`; stop reading when
+    the session timeout has passed since the last answered heartbeat, and on MemberUnknownError.
     """
-    if len(text) > limits.ADDRESS_LENGTH_MAX:
-        raise ConfigurationError(
-            f"an endpoint of {len(text)} characters is too long;"
-            f" host:port has {limits.ADDRESS_LENGTH_MAX} at most"
-        )
-    found = _ENDPOINT.fullmatch(text)
-    is_text = text.isascii() and text.isprintable()
-    if found is None or not is_text or not 0 < int(found["port"]) < 65536:
-        raise _wrong(text)
-    try:
-        ipaddress.IPv6Address(found["ipv6"] or "::")
-    except ValueError:
-        raise _wrong(text) from None
-    return found["ipv6"] or found["host"], int(found["port"])
 
-
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Return the endpoints of "host:port,host:port", one or several, each once.
-
-    Raises ConfigurationError for what `parse_endpoint` refuses, and for too many.
-    """
-    endpoints = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
-    for each in endpoints:
-        parse_endpoint(each)
-    if len(endpoints) > limits.PLACEMENT_DRIVERS_MAX:
-        raise ConfigurationError(
-            f"{len(endpoints)} endpoints are too many; name"
-            f" {limits.PLACEMENT_DRIVERS_MAX} placement drivers at most"
-        )
-    return endpoints
-
-
-def _wrong(text: str) -> ConfigurationError:
-    if "@" in text:  # may hold a password, so it is not shown
-        return ConfigurationError(
-            "the endpoint has an '@': leave out user and password, there is no option for them;"
-            " write host:port"
-        )
-    shown = _UNSHOWN.sub("...", text)
-    return ConfigurationError(
-        f"endpoint {shown!a} is not host:port; write for example 127.0.0.1:12378,"
-        " log.example.org:12378 or [::1]:12378"
-    )
+    group: str
+    member_id: str
+    generation: int
+    stream_ids: tuple[int, ...]
+    session_timeout_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Connecting:
-    """How connections are made: the timeout, the features to ask for, and a callback for timings.
+class MemberInfo:
+    """A member of a group, which reads `stream_ids`, and has to give up `revoked_ids`.
 
-    With `tls` servers have to speak TLS, without it they must not. `credentials` name the token
-    that says who the client is, to servers that want to know; it goes over TLS only. `on_timing` is
-    called with each call that was answered, in whichever thread noticed it; it must return at once.
+    `patterns` are names of streams, and prefixes followed by `*`. A member without a `subject` may
+    read all streams. The times are in ms.
     """
 
-    timeout_ms: int = limits.CONNECT_TIMEOUT_MS
-    wishes: Wishes = NO_WISHES
-    on_timing: OnTiming | None = None
-    tls: Tls | None = None
-    credentials: Credentials | BearerToken | None = None
-
-    def __post_init__(self) -> None:
-        if self.credentials is not None and self.tls is None:
-            raise ConfigurationError(
-                f"a token ({self.credentials}) is sent over TLS only: name the authorities of the"
-                " servers too (ca_file of Tls, --tls-ca, or the option tlsCaFile)"
-            )
-
-    @property
-    def shown_identity(self) -> str:
-        """The file, or variable, that says who the client is; for the log, so never the token."""
-        if self.credentials is not None:
-            return str(self.credentials)
-        if self.tls is not None and self.tls.cert_file is not None:
-            return f"certificate {self.tls.cert_file}"
-        return "none"
-
-    @property
-    def all_wishes(self) -> Wishes:
-        """The wishes, with what `on_timing` needs."""
-        return replace(self.wishes, handler_duration=self.on_timing is not None)
+    member_id: str
+    patterns: tuple[str, ...]
+    stream_ids: tuple[int, ...]
+    revoked_ids: tuple[int, ...]
+    session_timeout_ms: int
+    handover_timeout_ms: int
+    subject: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class CallTiming:
-    """One call that was answered. Times are in ms.
+class GroupDescription:
+    """A group and its members by id; without any, the generation is -1."""
 
-    `round_trip_ms`: from the request to the last frame of the answer. `server_ms`: the
-    time of the server, long polls included; None if it reports none.
-    """
+    group: str
+    generation: int
+    members: tuple[MemberInfo, ...]
 
-    endpoint: str
-    operation: str
-    round_trip_ms: float
-    server_ms: float | None
+    @property
+    def state(self) -> str:
+        """The state: `empty`, `stable`, or `rebalancing` if a member has to give up a stream."""
+        if not self.members:
+            return "empty"
+        is_moving = any(each.revoked_ids for each in self.members)
+        return "rebalancing" if is_moving else "stable"
 
-
-OnTiming = Callable[[CallTiming], None]
+    @property
+    def holders(self) -> dict[int, str]:
+        """The member that holds each stream, by the id of the stream."""
+        return {
+            stream_id: each.member_id
+            for each in self.members
+            for stream_id in (*each.stream_ids, *each.revoked_ids)
+        }

@@ -1,10 +1,9 @@
 """Which ranges have to move so that the range servers of a cluster have even shares.
 
 First every server leads as many open ranges as the others, give or take one, and has as many
-replicas of open ranges. Then the stored bytes are evened out by copies of sealed ranges, if they
-differ by more than BYTES_APART. The plan is a pure function of the view, and has nothing to do for
-a cluster that it balanced before. Ranges with a server that is down or drained stay: fail-over and
-repair move them.
+replicas of open ranges. Then copies of sealed ranges even out the stored bytes, if these differ by
+more than BYTES_APART. The plan is a pure function of the servers and ranges, and is empty for a
+balanced cluster. Ranges with a server that is down or drained stay: fail-over and repair move them.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from sbp_core import limits
 BYTES_APART: Final = 0.1
 """The difference of the stored bytes of two servers that is left alone, as a share of the mean."""
 _BYTES_GOAL: Final = BYTES_APART / 2
-"""The difference that is aimed at. It is smaller, so that appends do not soon exceed the other."""
+"""The difference that a plan aims at, so that appends do not soon exceed BYTES_APART."""
 OPEN: Final = -1
 """The range index that stands for the open range of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A range server. A `usable` one is live, and not being drained. No rack: one of its own."""
+    """A range server, usable while it is live and not drained. A rack "" is one of its own."""
 
     server_id: int
     rack: str = ""
@@ -38,7 +37,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A range on its servers, the primary first; its stream is to have `replica_count` of them."""
+    """A range and its servers, the primary first. Its stream wants `replica_count` servers."""
 
     stream_id: int
     range_index: int
@@ -54,9 +53,9 @@ class Placed:
 
 
 class Move(NamedTuple):
-    """A range and the servers that it is to be on; `OPEN` is sealed, and the next one goes there.
+    """A range and its new servers. The range `OPEN` is sealed, and the next one is on the servers.
 
-    `copied_bytes` are those that are sent to servers which do not have the range.
+    `copied_bytes` are sent to servers that do not have the range.
     """
 
     stream_id: int
@@ -66,7 +65,7 @@ class Move(NamedTuple):
 
 
 class Share(NamedTuple):
-    """How much of the cluster a server has: open ranges, those that it leads, and stored bytes."""
+    """The share of a server: the open ranges that it leads and has, and its stored bytes."""
 
     led: int
     open: int
@@ -107,11 +106,11 @@ def shares(ranges: Iterable[Placed], moves: Iterable[Move] = ()) -> dict[int, Sh
 
 
 _Members = dict[Placed, tuple[int, ...]]
-"""Ranges that can be moved, and the servers that they are to be on."""
+"""Ranges that can be moved, and their new servers."""
 
 
 class _Held(NamedTuple):
-    """A range that a server has, sorted by weight, then by a number of its own."""
+    """A range of a server, sorted by weight, then by a unique number."""
 
     weight: int
     number: int
@@ -119,7 +118,7 @@ class _Held(NamedTuple):
 
 
 class _Planner:
-    """The shares of usable servers, as they are after the moves planned so far."""
+    """The shares of usable servers after the moves that are planned so far."""
 
     def __init__(self, servers: Iterable[Server], ranges: Sequence[Placed]) -> None:
         self._ranges = ranges
@@ -134,7 +133,7 @@ class _Planner:
         """The streams whose open range is sealed."""
 
     def move_open(self) -> Iterator[Move]:
-        """Even out who leads open ranges, and who has their replicas."""
+        """Even out the leaders and the replicas of open ranges."""
         opened = [each for each in self._ranges if each.is_open]
         members = self._movable(
             each for each in opened if len(each.server_ids) == each.replica_count
@@ -179,14 +178,14 @@ class _Planner:
         }
 
     def _drop(self, members: _Members, each: Placed, stored: Counter[int]) -> None:
-        """Take a replica away: of a rack that has another one, from the server with most bytes."""
+        """Drop a replica: one in a rack with another replica, of the server with most bytes."""
         left = {leaver: _without(members[each], leaver) for leaver in members[each]}
         leaver = max(left, key=lambda server: (self._rack_count(left[server]), stored[server]))
         members[each] = left[leaver]
         stored[leaver] -= each.size_bytes
 
     def _even_leaders(self, members: _Members, led: Counter[int], copies: Counter[int]) -> bool:
-        """Let servers that lead few ranges lead some of others; return whether there were any."""
+        """Move leaders to servers that lead few ranges; return whether any was moved."""
         has_changed = False
         by_leader: dict[int, dict[Placed, None]] = {each: {} for each in self._racks}
         for each, server_ids in members.items():
@@ -213,8 +212,8 @@ class _Planner:
     ) -> tuple[Placed, tuple[int, ...]] | None:
         """Return a range, and its servers with another leader.
 
-        A leader with few replicas gets one more: that evens out the replicas, too. Others lead what
-        they have, if possible.
+        A leader with few replicas gets one more, which evens out the replicas, too. Other servers
+        become leaders of ranges that they already have, if possible.
         """
         for giver, taker in self._pairs(led, 2):
             is_wanted = copies[taker] + 2 > max(copies[each] for each in self._racks)
@@ -231,8 +230,8 @@ class _Planner:
         return None
 
     def _even_open(self, members: _Members, copies: Counter[int]) -> bool:
-        """Let servers with few replicas replace secondaries; return whether there were any."""
-        # The last ones go first: those that are sealed anyway.
+        """Let servers with few replicas replace secondaries; return whether any was replaced."""
+        # Ranges that are sealed anyway come last here, and move first.
         ordered = sorted(members, key=lambda each: not _is_same(each.server_ids, members[each]))
         held = [(each, 1, members[each][1:]) for each in ordered]
         return self._even_replicas(members, held, copies, 2)
@@ -244,10 +243,10 @@ class _Planner:
         counts: Counter[int],
         apart: float,
     ) -> bool:
-        """Move replicas from servers to others until their counts are less than `apart`.
+        """Move replicas between servers until their counts differ by less than `apart`.
 
-        `replicas` are ranges, what each counts for, and the servers that it may leave. Return
-        whether any was moved.
+        `replicas` are ranges, the weight of each, and the servers that it may leave. Return whether
+        any was moved.
         """
         has_changed = False
         held: dict[int, list[_Held]] = {each: [] for each in self._racks}
@@ -274,11 +273,11 @@ class _Planner:
         counts: Counter[int],
         apart: float,
     ) -> Iterator[tuple[_Held, int, int]]:
-        """Yield ranges, the server that each leaves, and the one that it goes to.
+        """Yield ranges, the server that each leaves, and the server that it goes to.
 
-        The caller moves each before it asks for the next one. First come those that bring no server
-        beyond the mean, a pass for each pair of servers; then one after the other, with a look at
-        all servers for each.
+        The caller moves each range before it asks for the next one. The first moves bring no server
+        beyond the mean, in one pass for each pair of servers. The last moves are chosen one by one,
+        among all servers.
         """
         mean = sum(counts[each] for each in self._racks) / max(1, len(self._racks))
         for giver, taker in [*self._pairs(counts, apart)]:
@@ -298,7 +297,7 @@ class _Planner:
         counts: Counter[int],
         apart: float,
     ) -> tuple[_Held, int, int] | None:
-        """Return the largest range that is at most half of a difference, else the next larger."""
+        """Return the largest range of at most half a difference, or else the next larger one."""
         for giver, taker in self._pairs(counts, apart):
             gap = counts[giver] - counts[taker]
             items = held[giver]
@@ -311,7 +310,7 @@ class _Planner:
         return None
 
     def _fits(self, item: _Held, members: _Members, giver: int, taker: int) -> bool:
-        """Whether a server may replace another one in a range."""
+        """Whether server `taker` may replace `giver` in a range."""
         server_ids = members[item.placed]
         if not item.weight or taker in server_ids:
             return False
@@ -320,9 +319,9 @@ class _Planner:
         return has_room and self._rack_count(changed) >= self._rack_count(server_ids)
 
     def _pairs(self, counts: Counter[int], apart: float) -> Iterator[tuple[int, int]]:
-        """Yield two servers whose counts are `apart` or more, the furthest first.
+        """Yield pairs of servers whose counts are `apart` or more, the furthest apart first.
 
-        The second one has room. For whole counts `apart` is 2: 1 cannot become smaller.
+        The second server has room. For whole counts `apart` is 2, as a difference of 1 stays.
         """
         takers = [each for each in self._racks if self._free.get(each, 0) >= 0]
         takers.sort(key=lambda each: counts[each])

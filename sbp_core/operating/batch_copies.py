@@ -1,4 +1,4 @@
-"""Record batches of one stream made those of another, their records as they are."""
+"""Copies of record batches for another stream, with the same records."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sbp_core.wire.checksum import Buffer
 def copied_batches(
     payload: Buffer, stream_id: int, start: int, end: int, schemas: Sequence[StreamSchema]
 ) -> tuple[list[bytes], int]:
-    """Return the records from `start` up to `end`, exclusive, as batches of a stream; their number.
+    """Return the records in [`start`, `end`) as batches of stream `stream_id`, and their number.
 
-    `payload` has batches from the one with `start` on; `schemas` are those that they name. A batch
-    of which all records are wanted is not decoded. Raises RecordBatchError for a gap,
+    `payload` begins with the batch that has `start`; `schemas` are the schemas of its batches. A
+    batch with all records in the interval is not decoded. Raises RecordBatchError for a gap,
     DamagedBatchError.
     """
     known = {each.fingerprint: each for each in schemas}
@@ -70,7 +70,7 @@ def _part(
     count: int,
     schemas: Mapping[str, StreamSchema],
 ) -> bytes:
-    """Return some records of a batch, or all of a record sequence, as a batch."""
+    """Return some records of a batch, or all records of a record sequence, as a batch."""
     if not encoding_of(envelope).is_typed:
         return slice_plain(envelope, first, count, stream_id=stream_id)
     schema = schemas.get(envelope.schema_fingerprint or "")

@@ -1,7 +1,8 @@
-"""Resets of a group's cursors: what the preview shows, and what its form carries.
+"""Resets of a group's cursors: the rows of a preview, and the moves that its form carries.
 
-The form has each cursor as it was at the preview. `find_changed` compares them with the cursors of
-the group before anything is committed, so nothing is set that nobody saw.
+The form has each cursor as it was at the preview. `find_changed` compares the moves with the
+present cursors before anything is committed, so nobody commits a move that the preview did not
+show.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from sbp_core.client import NO_CURSOR, CursorInfo, Reach, StreamInfo
-from sbp_core.client.stream_position import Position, PositionKind, find_offset, parse_position
 from sbp_core.errors import ConfigurationError, InvalidRequestError, SbpError
+from sbp_core.operating.stream_position import Position, PositionKind, find_offset, parse_position
 from sbp_core.wording import counted
 
 FIELDS_MAX: Final = 100
-"""Streams of a group that have a field each; more are moved together."""
+"""Streams of a group that have a field each. Larger groups have one field for all streams."""
 MOVES_MAX: Final = 1_000
 """Cursors that one form moves: more do not fit into it."""
 _MOVE: Final = re.compile(r"(\d{1,19}):(\d{1,19}):(-1|\d{1,19})", re.ASCII)
@@ -39,7 +40,7 @@ class CursorMove:
 
 @dataclass(frozen=True, slots=True)
 class MoveRow:
-    """A line of the preview. Either `move` is set, or `refusal`: why this cursor cannot move."""
+    """A line of the preview, with a `move`, or with a `refusal`: why the cursor cannot move."""
 
     stream: str
     stream_id: int
@@ -55,9 +56,8 @@ def parse_targets(
 ) -> dict[int, Position]:
     """Return the positions that the fields of a reset name, by stream id.
 
-    `together` is for all cursors unless it is empty; else each stream has its own text. A stream
-    without text, or with its present offset, stays where it is and is left out. Raises
-    ConfigurationError.
+    `together` is the text for all cursors; if it is empty, `each` has a text for each stream.
+    Streams without a text, or with their present offset, are left out. Raises ConfigurationError.
     """
     targets: dict[int, Position] = {}
     for cursor in cursors:
@@ -87,7 +87,7 @@ def plan_reset(
     targets: Mapping[int, Position],
     found_by_time: Mapping[int, int],
 ) -> list[MoveRow]:
-    """Return what a reset would do to each cursor that it would move, or cannot move."""
+    """Return a row for each cursor that a reset would move, or cannot move."""
     rows = []
     for cursor in cursors:
         target, stream_id = targets.get(cursor.stream_id), cursor.stream_id
@@ -113,7 +113,7 @@ def plan_reset(
 def plan_deletion(
     cursors: Sequence[CursorInfo], infos: Mapping[int, StreamInfo], stream_ids: Sequence[int]
 ) -> list[MoveRow]:
-    """Return what it means to delete the cursors of these streams; of all if none is named."""
+    """Return a row for each cursor to delete: of these streams, or of all if none is named."""
     return [
         MoveRow(
             infos[cursor.stream_id].label if cursor.stream_id in infos else "-",
@@ -134,7 +134,7 @@ def write_moves(rows: Sequence[MoveRow]) -> str:
 
 
 def read_moves(text: str) -> list[CursorMove]:
-    """Return what `write_moves` has written. Raises InvalidRequestError."""
+    """Parse the text of `write_moves`. Raises InvalidRequestError."""
     moves = []
     for part in text.split(","):
         found = _MOVE.fullmatch(part)
@@ -155,7 +155,7 @@ def member_obstacle(group: str, member_count: int) -> str:
 
 
 def find_changed(moves: Sequence[CursorMove], cursors: Sequence[CursorInfo]) -> list[str]:
-    """Return what is no longer as at the preview: a sentence for each cursor."""
+    """Return a sentence for each cursor that changed since the preview."""
     now = {cursor.stream_id: cursor.next_offset for cursor in cursors}
     changed = []
     for move in moves:
@@ -170,7 +170,7 @@ def find_changed(moves: Sequence[CursorMove], cursors: Sequence[CursorInfo]) -> 
 
 
 def _effect(move: CursorMove, reach: Reach) -> str:
-    """Return what a move means for the group."""
+    """Return the effect of a move on the group: records that are read again or skipped."""
     old_offset, new_offset = move.old_offset, move.new_offset
     if new_offset < old_offset:
         again = min(old_offset, reach.readable_end) - new_offset

@@ -1,7 +1,7 @@
 """Moves of ranges to other servers, while the cluster serves (SPEC "MOVE_RANGES").
 
 The placement driver goes one step with each request, so a move is asked for until it is done. If
-the client stops, or the placement driver fails over, the same request goes on with it.
+the client stops, or the placement driver fails over, the same request continues the move.
 """
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.client import Client
-from sbp_core.client.operations.range_placement import chunks
+from sbp_core.client.operations.range_placement import chunks, range_info
 from sbp_core.errors import NotFoundError, RangeNotFoundError, SbpError
 from sbp_core.operating.balancing import Move, Placed, Server
 from sbp_core.wire.headers import (
-    DescribeRangesRequest,
-    DescribeRangesResponse,
     ListRangesRequest,
     ListRangesResponse,
     MoveRangesRequest,
     MoveRangesResponse,
     RangeCriteria,
-    RangeId,
     RangeMove,
     StreamRange,
-    decode_header,
 )
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
@@ -39,11 +35,10 @@ _REST_SECONDS_MAX: Final = 5.0
 """The longest pause between two batches. Each is three times as long as the batch before took."""
 _POLL_SECONDS: Final = 0.1
 _POLL_SECONDS_MAX: Final = 2.0
-"""The pause between requests doubles up to that while no move ends: the audit log has each."""
+"""The longest pause between requests. Pauses double while no move ends: the audit log has each
+request."""
 _PATIENCE_SECONDS: Final = 30.0
-"""How long a move is tried again that fails for a reason that may pass."""
-
-_Key = tuple[int, int]
+"""How long a move with a retriable error is tried again."""
 
 
 def read_servers(client: Client) -> list[Server]:
@@ -57,9 +52,9 @@ def read_servers(client: Client) -> list[Server]:
 
 
 def read_ranges(client: Client, stream_ids: Sequence[int] | None = None) -> list[Placed]:
-    """Return the ranges of streams, of all if None; those that are deleted by now are left out.
+    """Return the ranges of streams, or of all streams if None, without deleted streams.
 
-    A range whose servers do not tell its size counts as one without records.
+    A range whose servers do not report its size counts as empty.
     """
     streams = client.list_streams() if stream_ids is None else client.find_streams(stream_ids)
     replica_counts = {each.stream_id: each.replica_count for each in streams}
@@ -69,7 +64,8 @@ def read_ranges(client: Client, stream_ids: Sequence[int] | None = None) -> list
         request = ListRangesRequest(limits.REQUEST_TIMEOUT_MS, owners)
         for answer in client.ask(Opcode.LIST_RANGES, request, ListRangesResponse):
             found += (each for result in answer.list_responses for each in result.ranges)
-    sizes = _read_sizes(client, found)
+    pieces = list(map(range_info, found))
+    sizes = client.range_bytes(pieces, timeout_ms=limits.CONNECT_TIMEOUT_MS)
     return [
         Placed(
             each.stream_id,
@@ -89,42 +85,8 @@ def _server_ids(found: StreamRange) -> tuple[int, ...]:
     return tuple(each.server.server_id for each in members if each.server is not None)
 
 
-def _read_sizes(client: Client, ranges: Sequence[StreamRange]) -> dict[_Key, int]:
-    """Ask one server of each range for its size, then others for those that stay unknown."""
-    sizes: dict[_Key, int] = {}
-    for rank in range(limits.REPLICAS_MAX):
-        asked: dict[str, list[RangeId]] = {}
-        for each in ranges:
-            if (each.stream_id, each.range_index) in sizes or rank >= len(each.servers):
-                continue
-            server = each.servers[rank].server
-            if server is not None and server.advertise_addr:
-                key = RangeId(each.stream_id, each.range_index)
-                asked.setdefault(server.advertise_addr, []).append(key)
-        for address, keys in asked.items():
-            for chunk in chunks(keys):
-                sizes |= _sizes_at(client, address, chunk)
-    return sizes
-
-
-def _sizes_at(client: Client, address: str, keys: Sequence[RangeId]) -> dict[_Key, int]:
-    request = DescribeRangesRequest(limits.CONNECT_TIMEOUT_MS, tuple(keys), with_stored_bytes=True)
-    try:
-        frames = client.call(
-            address, Opcode.DESCRIBE_RANGE, request, timeout_ms=limits.CONNECT_TIMEOUT_MS
-        )
-    except SbpError:
-        return {}
-    return {
-        (each.stream_range.stream_id, each.stream_range.range_index): each.stored_bytes
-        for frame in frames
-        for each in decode_header(DescribeRangesResponse, frame.header).describe_responses
-        if each.stream_range is not None and each.stored_bytes >= 0
-    }
-
-
 OnMoved = Callable[[int, int], None]
-"""Gets how many moves are over, and how many bytes the copies of these had."""
+"""Gets the number of moves that have ended, and the bytes of their copies."""
 
 
 def run_moves(
@@ -134,11 +96,11 @@ def run_moves(
     bytes_per_second: float,
     on_moved: OnMoved = lambda _moves, _bytes: None,
 ) -> dict[int, SbpError]:
-    """Move ranges, and return by stream why its ranges were not, or not all, moved.
+    """Move ranges; return the error of each stream, by id, with ranges that were not moved.
 
-    The moves of a stream go one after the other. `bytes_per_second` bounds how much is copied, on
-    average. Ranges that were deleted or trimmed are done. Raises SbpError if the placement driver
-    does not answer.
+    The moves of a stream run one after the other. `bytes_per_second` bounds the average rate of
+    copies. Ranges that were deleted or trimmed count as moved. Raises SbpError if the placement
+    driver does not answer.
     """
     run = _Run(client, [*moves])
     while run.waiting:
@@ -153,7 +115,7 @@ def run_moves(
                 pause = min(2 * pause, _POLL_SECONDS_MAX)
         took = time.monotonic() - began
         behind = run.ended_bytes / bytes_per_second - (time.monotonic() - run.began)
-        # The servers have most of the time for others: each copy takes processor time of two.
+        # The servers get most of the time for other work: a copy takes processor time of two.
         time.sleep(max(behind, min(3 * took, _REST_SECONDS_MAX)) if run.waiting else 0)
     return run.errors
 
@@ -171,7 +133,7 @@ class _Run:
     failing_since: dict[int, float] = field(default_factory=dict)
 
     def begin_batch(self) -> None:
-        """Let the next moves be in flight: of a stream one, none if one of it has failed."""
+        """Start the next moves, one of each stream, and none of a stream with a failed move."""
         kept: list[Move] = []
         room = _BATCH_BYTES
         for each in self.waiting:
@@ -187,7 +149,7 @@ class _Run:
         self.waiting = kept
 
     def step(self) -> None:
-        """Ask for all moves in flight, and note which of them have ended."""
+        """Ask for all moves in flight, and record the moves that have ended."""
         tables = [RangeMove(*each[:3]) for each in self.in_flight.values()]
         request = MoveRangesRequest(limits.REQUEST_TIMEOUT_MS, tuple(tables))
         answers = self.client.ask(Opcode.MOVE_RANGES, request, MoveRangesResponse)

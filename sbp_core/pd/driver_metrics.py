@@ -23,7 +23,7 @@ from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import range_table
 from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.txns.publishing import Publisher
-from sbp_core.peers.range_servers import Peers, by_address, server_addresses
+from sbp_core.peers.driver_calls import Peers, by_address, server_addresses
 from sbp_core.server.metrics import Catalog, Reading
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.server.served import Unready

@@ -2,12 +2,12 @@
 
 `Links.exchange` adds two things to a call:
 
-- One repeat when a connection is lost that served an earlier call: the server was restarted. So
-  only operations that may be repeated belong here.
-- The proof. A range server with a secret refuses with PERMISSION_DENIED what only its placement
-  driver may ask (SPEC "HEARTBEAT", extension). The proof holds for a connection, so it is given
-  before the first such call on each. It is given again, and the call repeated, after a refusal: the
-  connection was replaced in between, or the server did not have a secret at first.
+- One repeat if a connection is lost that served an earlier call, because the server was restarted.
+  So only operations that may be repeated belong here.
+- The proof. A range server with a secret refuses calls that only its placement driver may make,
+  with PERMISSION_DENIED (SPEC "HEARTBEAT", extension). A proof holds for one connection, and is
+  given before the first such call. After a refusal the proof is given again, and the call repeated:
+  the connection was replaced in between, or the server had no secret at first.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from sbp_core import limits
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.aio_transport import AsyncPool
 from sbp_core.client.io.connection import AsyncConnection
 from sbp_core.client.operations import calls
 from sbp_core.client.operations.open_calls import Call
-from sbp_core.client.types import Connecting
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
@@ -75,14 +75,14 @@ class Links:
         self._secrets = secrets
         self._connections_max = connections_max
         self._links: dict[str, _Link] = {}
-        """By address; the link that was used last is the last."""
+        """The links by address, in the order of their last use."""
         self._is_closed = False
 
     async def exchange(self, call: Call) -> list[Frame]:
         """Make one call that may be repeated; return the frames of its answer.
 
-        It is made again when a connection was lost that served an earlier call. Raises SbpError
-        when there is no complete answer, or when it is a system error.
+        The call is made again if a connection was lost that served an earlier call. Raises SbpError
+        if no complete answer arrives, or if the answer is a system error.
         """
         if self._is_closed:
             raise ConnectError(f"the server is stopping; nothing was sent to {call.endpoint}")
@@ -111,7 +111,7 @@ class Links:
         await asyncio.gather(*(link.close() for link in self._links.values()))
 
     async def _ask(self, link: _Link, call: Call) -> list[Frame]:
-        """Make one call, after the proof if it needs that."""
+        """Make one call, after the proof if the call needs it."""
         if self._secrets is None:
             return await link.exchange(call)
         if call.opcode in _FOR_DRIVER and not link.is_proven():
@@ -134,13 +134,13 @@ class Links:
 
 
 class _Link:
-    """The connection to the server at an address; a lost one is replaced."""
+    """The connection to the server at an address; a lost connection is replaced."""
 
     def __init__(self, address: str, connecting: Connecting) -> None:
         self.address = address
         self._pool = AsyncPool(connecting)
         self._proven: AsyncConnection | None = None
-        """The connection on which the proof was given, or not wanted."""
+        """The connection on which the proof was given, or was not wanted."""
         self.is_warm = False
         """Whether a call was served since the last connection was lost."""
         self.call_count = 0
@@ -172,9 +172,9 @@ class _Link:
 
 
 async def holds(address: str, cluster_id: str, secret: str, tls: Tls | None = None) -> bool | None:
-    """Whether the server that answers at an address now has a secret; None if that is unknown.
+    """Whether the server that listens at an address has a secret; None if that is unknown.
 
-    Over a connection of its own: a warm one may be to a process that no longer listens there.
+    A new connection is made, because a warm one may be to a process that no longer listens there.
     """
     link = _Link(address, Connecting(tls=tls))
     try:
@@ -197,9 +197,9 @@ async def prove(
 ) -> bool:
     """Prove to the server at `address` to know its secret, one of `secrets`.
 
-    Return whether it holds one of them; False too for a server that wants no proof. Raises
-    PermissionDeniedError if it holds another one, SbpError if one of its answers takes longer than
-    `timeout_ms`, or the connection is lost.
+    Return whether the server holds one of the secrets; False for a server that wants no proof.
+    Raises PermissionDeniedError if it holds another secret, SbpError if an answer takes longer than
+    `timeout_ms`, or if the connection is lost.
     """
 
     async def greet(proof: str | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from sbp_core import limits
 from sbp_core.access.identity import canonical_subject, parse_subject, subject_of_certificate
-from sbp_core.client.types import parse_endpoint
+from sbp_core.client.connecting import parse_endpoint
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.gate import Gate
 from sbp_core.sockets import is_loopback

@@ -1,8 +1,8 @@
 """One end of an SBP connection, without I/O and without a clock.
 
 Bytes go in, events come out; calls and responses go in, bytes come out. Both ends obey the same
-tables (states.py): read these first. Deadlines and sockets are the owner's: the client has
-conversation.py, the server peer.py. A client without either is a loop:
+tables (states.py): read these first. The owner has the deadlines and sockets: conversation.py in
+the client, peer.py in the server. A client without deadlines is a loop:
 
     call_id, buffers = connection.start_call(Opcode.PING)
     socket.sendmsg(buffers)
@@ -11,9 +11,9 @@ conversation.py, the server peer.py. A client without either is a loop:
             for event in connection.events():  # ResponseReceived, ..., ConnectionBroken
                 ...
 
-SPEC "Call ids": a request and the frames that answer it carry the same id. Ids are issued
-in ascending order and never twice. An answer to an id that is no longer open is late, and dropped.
-An answer to an id that was never issued breaks the protocol.
+SPEC "Call ids": a request and its answering frames have the same id. Ids are issued in ascending
+order, each once. An answer to an id that is no longer open is late, and is dropped. An answer to an
+id that was never issued breaks the protocol.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ _COMPRESSED: Final = int(Flag.COMPRESSED)
 
 
 class Connection:
-    """The conversation on one connection: calls of ours, and requests of the peer.
+    """The conversation on one connection: our calls, and the requests of the peer.
 
-    It receives frames of up to `frame_bytes_max`, and sends frames of the size that was agreed on.
+    The connection receives frames of up to `frame_bytes_max`, and sends frames of the agreed size.
     """
 
     def __init__(self, frame_bytes_max: int = limits.FRAME_BYTES_MAX) -> None:
@@ -107,10 +107,10 @@ class Connection:
     # Features that both ends agreed on.
 
     def adopt(self, agreement: Agreement, *, is_client: bool) -> None:
-        """Use what was agreed on, from the next frame on, either way.
+        """Use the agreed features from the next frame on, in both directions.
 
-        The client calls it with the answer to its HEARTBEAT, the server once it sent that answer.
-        Frames that the server receives may have been sent before its answer arrived.
+        The client calls it with the answer to its HEARTBEAT, the server once it has sent the
+        answer. Frames that the server receives may have been sent before the answer arrived.
         """
         self.agreement = agreement
         if agreement.has_header_checksum:
@@ -119,9 +119,9 @@ class Connection:
             )
 
     def pack(self, parts: Sequence[Buffer], crc32: int | None = None) -> Payload:
-        """Compress a payload if that was agreed on and pays. Changes nothing: any thread may.
+        """Compress a payload if compression was agreed on and pays. For any thread.
 
-        `crc32` is that of the parts where it is known.
+        `crc32` is the checksum of the parts if it is known.
         """
         if self.agreement.has_compression:
             compressed = maybe_compress(parts, self.agreement.sizes.frame_bytes)
@@ -156,7 +156,7 @@ class Connection:
         """Stop listening for the answer of a call; it is dropped when it comes."""
         call = self._calls.get(call_id)
         if call is not None:
-            # It stays open until its answer ends: a long answer counts against the limit of calls.
+            # The call stays open until its answer ends, and counts against the limit of calls.
             self._move(call, CallInput.ABANDON)
 
     # The peer's requests.
@@ -171,8 +171,8 @@ class Connection:
     ) -> list[Buffer]:
         """Return the bytes of one frame that answers `request`; nothing once it is answered.
 
-        A payload that was not packed is packed here. Raises FrameError when the answer is too large
-        for one frame.
+        A payload that is not packed yet is packed. Raises FrameError if the answer is too large for
+        one frame.
         """
         if request.call_id not in self._requests:  # a system error has ended it, or the connection
             return []
@@ -193,9 +193,9 @@ class Connection:
         return self._encode_error(Opcode.GOAWAY, 0, error)
 
     def send_goaway(self) -> list[Buffer]:
-        """Return the bytes of a GOAWAY request; nothing once either side has sent one.
+        """Return the bytes of a GOAWAY request; nothing if either side has sent one already.
 
-        From now on no new calls are accepted.
+        No new calls are accepted from now on.
         """
         if not self._enter(ConnectionInput.SEND_GOAWAY):
             return []
@@ -225,9 +225,9 @@ class Connection:
             yield ConnectionBroken(error)
 
     def close(self, reason: SbpError | None = None) -> list[CallFailed]:
-        """The connection ended: fail the open calls.
+        """Fail the open calls, because the connection ended.
 
-        Their outcome is unknown, unless the peer was over its limit and looked at none of them.
+        The outcome of the calls is unknown, unless the peer was over its limit and read none.
         """
         self._enter(ConnectionInput.CLOSE)
         self.decoder.drop()
@@ -277,7 +277,7 @@ class Connection:
             raise FrameError(f"call id {frame.call_id} is negative as an int32; expected 0 or more")
         if frame.call_id in self._requests:
             raise FrameError(f"call id {frame.call_id} is in use by a request that is still open")
-        # Refusals are answers, not errors of the connection: the peer may not have seen our GOAWAY.
+        # A refusal is an answer, no error of the connection: our GOAWAY may not have arrived yet.
         if not self._enter(ConnectionInput.RECEIVE_REQUEST):
             return RequestRefused(frame, self._refusal())
         if len(self._requests) >= limits.CALLS_IN_FLIGHT_MAX:
@@ -319,7 +319,7 @@ class Connection:
         return ProtocolError(f"the peer closes the connection: {error or 'no reason given'}")
 
     def _enter(self, received: ConnectionInput) -> bool:
-        """Go to the next state; whether there is one, as what is refused changes nothing."""
+        """Go to the next state and return True; a refused input returns False."""
         target = CONNECTION.maybe_next(self.state, received)
         if target is None:
             return False

@@ -1,9 +1,9 @@
 """The features on which the two ends of a connection agree with its first HEARTBEAT (an extension).
 
-The client offers features, the server answers with those that it accepts; one that is absent from
-the answer is declined. A server that knows nothing of features declines all of them. Nothing is
-used before it is agreed on: by the server from the frame after its answer, by the client from the
-first frame after that arrived.
+The client offers features, and the server answers with the features that it accepts. A feature
+that is absent from the answer is declined, so a server that knows no features declines all. The
+server uses a feature from the frame after its answer on, the client from the first frame after the
+answer arrived.
 
     feature           data of the offer           data of the answer
     compression       codecs, comma-separated     the codec: zstd
@@ -44,13 +44,13 @@ _IDENTITY_END: Final = struct.Struct(">Q")
 _RECORD_BYTES: Final = struct.Struct(">I")
 _CODEC: Final = b"zstd"
 REPLICATION_VERSIONS: Final = b"\x01"
-"""The versions of what goes between range servers that this release knows, a byte each.
+"""The versions of replication that this release knows, a byte each.
 
 A version stands for the kinds of entries, their portable form (log/portable.py), and the rules of
 REPLICATE and READ_ENTRIES. A change that the release before would misread or refuse gets the next
-one, and is used only in ranges whose replicas all agreed on it. The version before stays."""
+version, which is used only in ranges whose replicas all agreed on it. The former version stays."""
 _FIRST_VERSION: Final = b"\x01"
-"""Stands for no data: those of releases that know no versions."""
+"""Stands for an offer without data, which releases without versions make."""
 _BACKUP_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _ISOLATION_CLASS: Final = re.compile(
     rb"[A-Za-z0-9._-]{1,%d}" % limits.ISOLATION_CLASS_LENGTH_MAX, re.ASCII
@@ -80,20 +80,20 @@ class FeatureName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The features of a connection. The default is none, as with a peer that knows no features.
+    """The agreed features of a connection. The default has none, as with a peer without features.
 
     `has_compression`: payloads may be compressed. `has_deadline`: the server drops requests
     whose callers no longer wait. `connection_id`: the server's number for the connection, which
     its log shows. `has_handler_duration`: answers report how long the server took. `isolation`: the
     class in which the server schedules the connection's reads. `has_header_checksum`: checksums
-    are of whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
+    cover whole frames. `has_idempotent_append`: a batch that its writer numbers is appended once.
     `has_transactions`: batches may be staged, and are appended or dropped together.
     `has_part_columns`: a decision may name its parts column by column. `has_schemas`: streams may
     have schemas. `has_groups`: consumer groups may have members. `has_compare_and_set`: streams
-    may have properties, and changes of these and of cursors may expect some. `replication_version`:
-    that of what goes between copies of ranges, one of REPLICATION_VERSIONS; 0 if nothing may.
-    `restoring` is the id of the backup that the client restores, empty if it restores none. `sizes`
-    are what the peer accepts, or reads where that is the client.
+    may have properties, and changes of properties and cursors may be conditional.
+    `replication_version`: the version of replication, one of REPLICATION_VERSIONS; 0 without
+    replication. `restoring`: the id of the backup that the client restores, empty if it restores
+    none. `sizes`: the sizes that the peer accepts (a server) or reads (a client).
     """
 
     has_compression: bool = False
@@ -113,7 +113,7 @@ class Agreement:
     sizes: RecordSizes = DEFAULT
 
     def has(self, feature: FeatureName) -> bool:
-        """Whether a feature that calls depend on holds."""
+        """Whether a feature that a call needs was agreed on."""
         return bool(getattr(self, _FIELDS[feature]))
 
 
@@ -135,16 +135,17 @@ NOTHING: Final = Agreement()
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """The optional features of a client's connections: `Connecting(wishes=Wishes(...))`.
+class RequestedFeatures:
+    """The optional features that a client requests for its connections; a server may decline each.
 
-    A server may decline each of them. `compression`: large payloads are compressed with zstd, both
-    ways; saves network, costs CPU. `isolation`: the name of the class in which range servers
-    schedule the reads of this client, apart from those of other classes: 1 to
-    ISOLATION_CLASS_LENGTH_MAX letters, digits, `.`, `_` and `-`. `handler_duration`: answers report
-    how long the server worked. `restoring`: the id of the backup that the client restores, for a
-    cluster that refuses other clients until that is done. Raises ConfigurationError for another
-    name of a class.
+        Connecting(features=RequestedFeatures(compression=True))
+
+    `compression`: large payloads are compressed with zstd, both ways; saves network, costs CPU.
+    `isolation`: the name of the class in which range servers schedule the reads of this client,
+    apart from the reads of other classes: 1 to ISOLATION_CLASS_LENGTH_MAX letters, digits, `.`, `_`
+    and `-`. `handler_duration`: answers report how long the server worked. `restoring`: the id of
+    the backup that the client restores; the cluster refuses other clients until the restore is
+    done. Raises ConfigurationError for an invalid `isolation`.
     """
 
     compression: bool = False
@@ -160,7 +161,7 @@ class Wishes:
             )
 
 
-NO_WISHES: Final = Wishes()
+NO_FEATURES: Final = RequestedFeatures()
 
 RECORD_BYTES_OFFER: Final = Feature(
     FeatureName.RECORD_BYTES, _RECORD_BYTES.pack(LARGEST.record_bytes)
@@ -169,7 +170,7 @@ RECORD_BYTES_OFFER: Final = Feature(
 
 
 def identity_offer(token: bytes) -> Feature:
-    """Return what offers a client's token, which is a secret: never log or store it."""
+    """Return the offer of a client's token. The token is a secret: never log or store it."""
     return Feature(FeatureName.IDENTITY, token)
 
 
@@ -193,7 +194,7 @@ def maybe_identity_end(answered: Iterable[Feature]) -> int | None:
 
 
 def offer(
-    wishes: Wishes, *, replication_versions: bytes = REPLICATION_VERSIONS
+    features: RequestedFeatures, *, replication_versions: bytes = REPLICATION_VERSIONS
 ) -> tuple[Feature, ...]:
     """Return the features that a client's first HEARTBEAT offers."""
     offered = [
@@ -209,14 +210,14 @@ def offer(
         Feature(FeatureName.REPLICATION, replication_versions),
         RECORD_BYTES_OFFER,
     ]
-    if wishes.compression:
+    if features.compression:
         offered.append(Feature(FeatureName.COMPRESSION, _CODEC))
-    if wishes.handler_duration:
+    if features.handler_duration:
         offered.append(Feature(FeatureName.HANDLER_DURATION))
-    if wishes.isolation:
-        offered.append(Feature(FeatureName.ISOLATION, wishes.isolation.encode()))
-    if wishes.restoring:
-        offered.append(Feature(FeatureName.RESTORE, wishes.restoring.encode()))
+    if features.isolation:
+        offered.append(Feature(FeatureName.ISOLATION, features.isolation.encode()))
+    if features.restoring:
+        offered.append(Feature(FeatureName.RESTORE, features.restoring.encode()))
     return tuple(offered)
 
 
@@ -229,8 +230,8 @@ def accept(
 ) -> tuple[Agreement, tuple[Feature, ...]]:
     """Return the agreement of a server that accepts records of `sizes`, and its answer's features.
 
-    Features that are unknown, or whose data are invalid, are declined. If a
-    feature is offered twice, the first counts.
+    Unknown features, and features with invalid data, are declined. If a feature is offered twice,
+    the first offer counts.
     """
     answer: dict[str, Feature] = {}
     read = DEFAULT
@@ -251,7 +252,7 @@ def settle(
     *,
     replication_versions: bytes = REPLICATION_VERSIONS,
 ) -> Agreement:
-    """Return the agreement of a client; features that it never offered do not count."""
+    """Return the agreement of a client. Answered features that were not offered do not count."""
     names = {feature.name for feature in offered}
     return _agreement(
         (feature for feature in answered if feature.name in names), replication_versions

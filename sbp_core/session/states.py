@@ -1,7 +1,7 @@
-"""State machines as total tables; those of the connection and of the call, and their events.
+"""State machines as total tables: the connection and the call. The events of a connection.
 
 For every state and input a table has the next state or a refusal. Both ends of a connection obey
-the same tables (SPEC "GOAWAY", "Flags"). Events are what a connection reports to its owner.
+the same tables (SPEC "GOAWAY", "Flags"). A connection reports events to its owner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ I = TypeVar("I", bound=enum.Enum)  # noqa: E741
 
 
 class Symbol(enum.Enum):
-    """A state or an input. It is hashed by identity, which is faster than by name."""
+    """A state or an input, hashed by identity: hashing by name is slower."""
 
     __hash__ = object.__hash__
 
@@ -51,7 +51,7 @@ class Machine(Generic[S, I]):
 
 
 def row(inputs: type[I], **targets: S) -> dict[I, S | None]:
-    """Return the row of a table: where inputs lead, by their names; all others are refused."""
+    """Return the row of a table: the next state by name of the input; other inputs are refused."""
     unknown = targets.keys() - inputs.__members__.keys()
     if unknown:
         raise AssertionError(f"{inputs.__name__} has no {unknown}")
@@ -137,7 +137,7 @@ class RequestReceived(Struct, frozen=True):
 
 
 class RequestRefused(Struct, frozen=True):
-    """A request of the peer that is refused; answer it with a system error of `error`."""
+    """A refused request of the peer; answer it with a system error of `error`."""
 
     frame: Frame
     error: SbpError
@@ -158,11 +158,11 @@ class CallFailed(Struct, frozen=True):
 
 
 class GoawayReceived(Struct, frozen=True):
-    """The peer accepts no new calls; it will answer those that are open."""
+    """The peer accepts no new calls, and will answer the open calls."""
 
 
 class ConnectionBroken(Struct, frozen=True):
-    """The peer's bytes cannot be read any further: send what is pending, then close."""
+    """The bytes of the peer cannot be decoded further: send the pending bytes, then close."""
 
     error: SbpError
 

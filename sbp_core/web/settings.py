@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sbp_core.client.types import Connecting, parse_endpoint, parse_endpoints
+from sbp_core.client.connecting import Connecting, parse_endpoint, parse_endpoints
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.settings import Exposure, is_address, join_address
 from sbp_core.sockets import is_loopback

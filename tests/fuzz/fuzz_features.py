@@ -12,14 +12,14 @@ from zlib import crc32
 from sbp_core import limits
 from sbp_core.errors import HeaderError
 from sbp_core.session.connection import Connection
-from sbp_core.session.negotiation import Wishes, accept, offer
+from sbp_core.session.negotiation import RequestedFeatures, accept, offer
 from sbp_core.session.states import ConnectionBroken, RequestReceived
 from sbp_core.wire.headers import Feature, HeartbeatRequest, decode_header, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
 
 _FRAME = struct.Struct(">IBHBII")
 _CHECKSUM = struct.Struct(">I")
-_EVERYTHING = Wishes(compression=True, isolation="class", handler_duration=True)
+_EVERYTHING = RequestedFeatures(compression=True, isolation="class", handler_duration=True)
 _ODD = (Feature("compression", b"lz4,zstd"), Feature(None, b"x"), Feature("isolation", b"\xff"))
 _TEXT = b"".join(b"%d," % number for number in range(2000))
 

@@ -32,7 +32,7 @@ from sbp_core.errors import (
     TxnAbortedError,
     WriterUnknownError,
 )
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.wire.headers import AppendInfo, AppendRequest
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.txn_id import txn_id_of
@@ -282,10 +282,10 @@ def test_an_administrator_restores_a_cluster_with_identities_and_its_grants(tmp_
                 await take_backup(other, place)
             assert [*tmp_path.glob("backups/*")] == [], "a refused backup leaves nothing"
             manifest = (await take_backup(admin, place)).manifest
-        wishes = Wishes(restoring=manifest.backup_id)
+        features = RequestedFeatures(restoring=manifest.backup_id)
         async with (
             served(settings("new")) as cluster,
-            client_of(cluster, connecting=Connecting(tls=tls, wishes=wishes)) as admin,
+            client_of(cluster, connecting=Connecting(tls=tls, features=features)) as admin,
         ):
             await restore_backup(admin, place, manifest)
             assert await read_all(admin, a) == {0: b"1"}
@@ -316,10 +316,10 @@ def test_whose_grants_are_not_restored_yet_is_told_to_wait(tmp_path, place):
         (broken,) = (each for each in manifest.streams if each.stream_id == a)
         hidden = tmp_path / "backups" / broken.path_of(broken.chunks[0])
         whole = hidden.read_bytes()
-        batch, wishes = rows_batch([b"2"], a), Wishes(restoring=manifest.backup_id)
+        batch, features = rows_batch([b"2"], a), RequestedFeatures(restoring=manifest.backup_id)
         async with (
             served(identified_settings(authority, issuer, tmp_path / "new")) as cluster,
-            client_of(cluster, connecting=Connecting(tls=tls, wishes=wishes)) as admin,
+            client_of(cluster, connecting=Connecting(tls=tls, features=features)) as admin,
             client_of(cluster, connecting=own, retry=PROMPT) as etl,
         ):
             hidden.write_bytes(whole[:-40] + bytes(40))
@@ -330,7 +330,7 @@ def test_whose_grants_are_not_restored_yet_is_told_to_wait(tmp_path, place):
                     await ask
             (server,) = cluster.endpoints.range_servers
             async with RawClient.at(server, tls=own.tls) as raw:
-                await raw.greet(Wishes())
+                await raw.greet(RequestedFeatures())
                 info = AppendInfo(stream_id=a, batch_length=len(batch))
                 answers = await raw.ask(
                     Opcode.APPEND, AppendRequest(append_requests=(info,)), [batch]

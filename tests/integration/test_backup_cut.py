@@ -19,7 +19,7 @@ from sbp_core.errors import (
 )
 from sbp_core.pd.backups import cut_handlers
 from sbp_core.pd.txns.publishing import Publisher
-from sbp_core.peers.range_servers import Peers
+from sbp_core.peers.driver_calls import Peers
 from tests.support.appends import append, client_of, commit, create, read_all, restore, run
 from tests.support.cluster import cluster_of
 

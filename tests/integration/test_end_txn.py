@@ -21,7 +21,7 @@ from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.rangeserver.appending.append_items import InFlight, PendingAppend
 from sbp_core.rangeserver.appending.end_txn import EndTxnHandler
 from sbp_core.rangeserver.appending.staging import Stagings
-from sbp_core.session.negotiation import NO_WISHES
+from sbp_core.session.negotiation import NO_FEATURES
 from sbp_core.wire.headers import EndTxnInfo, EndTxnRequest
 from sbp_core.wire.opcodes import Opcode
 from tests.support.appends import (
@@ -131,7 +131,7 @@ def test_an_end_whose_caller_left_is_completed(tmp_path):
         disk.gate.clear()
         info = EndTxnInfo(stream_id, 0, ("t",), True, 0, 1)
         async with RawClient.at(cluster.server.endpoint) as hasty:
-            assert (await hasty.greet(NO_WISHES)).has_deadline
+            assert (await hasty.greet(NO_FEATURES)).has_deadline
             await Known.of(tmp_path / "rs").prove(hasty)
             with pytest.raises(RequestTimeoutError):
                 await hasty.ask(Opcode.END_TXN, EndTxnRequest(1, (info,)))

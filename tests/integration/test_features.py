@@ -13,12 +13,12 @@ from sbp_core.client import (
     Client,
     Connecting,
     FetchItem,
+    RequestedFeatures,
     RetryPolicy,
     StreamSpec,
-    Wishes,
 )
-from sbp_core.errors import UnsupportedError
-from sbp_core.session.negotiation import NO_WISHES, Agreement, offer
+from sbp_core.errors import RequestTimeoutError, UnsupportedError
+from sbp_core.session.negotiation import NO_FEATURES, Agreement, offer
 from sbp_core.wire.headers import (
     Feature,
     HeartbeatRequest,
@@ -29,7 +29,7 @@ from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import core_cluster, rows_batch, values_of
 from tests.support.wire import RawClient
 
-EVERYTHING = Wishes(compression=True, isolation="backfill", handler_duration=True)
+EVERYTHING = RequestedFeatures(compression=True, isolation="backfill", handler_duration=True)
 VALUES = [b"value %d of many that are alike" % number for number in range(20_000)]
 
 
@@ -78,7 +78,7 @@ def test_each_connection_has_a_number_of_its_own_and_the_log_shows_it(tmp_path, 
         numbers = []
         for _ in range(3):
             async with RawClient.at(cluster.pd.endpoint) as client:
-                numbers.append((await client.greet(NO_WISHES)).connection_id)
+                numbers.append((await client.greet(NO_FEATURES)).connection_id)
         assert len(set(numbers)) == 3
         await cluster.pd.stop()
         for number in numbers:
@@ -90,7 +90,7 @@ def test_each_connection_has_a_number_of_its_own_and_the_log_shows_it(tmp_path, 
 def test_only_the_first_offer_counts(tmp_path):
     async def body(cluster):
         async with RawClient.at(cluster.pd.endpoint) as client:
-            await client.greet(NO_WISHES)
+            await client.greet(NO_FEATURES)
             again = HeartbeatRequest(features=offer(EVERYTHING))
             (answer,) = await client.ask(Opcode.HEARTBEAT, again)
             assert [each.name for each in answer.features] == ["record-bytes"]
@@ -111,7 +111,7 @@ def test_nothing_is_replicated_without_a_version_that_both_ends_know(tmp_path, f
                 with pytest.raises(UnsupportedError, match="upgrade the older server"):
                     await client.ask(opcode, request)
         async with RawClient.at(cluster.server.endpoint) as client:
-            await client.greet(NO_WISHES)
+            await client.greet(NO_FEATURES)
             (answer,) = await client.ask(Opcode.REPLICATE, ReplicateRequest())
             assert answer.replicate_responses == ()
 
@@ -141,7 +141,7 @@ def test_a_client_reads_what_it_wrote_with_every_feature(tmp_path):
 
     async def body(cluster):
         (stream,) = await cluster.client.create_streams([StreamSpec("s")])
-        connecting = Connecting(wishes=EVERYTHING, on_timing=timings.append)
+        connecting = Connecting(features=EVERYTHING, on_timing=timings.append)
         item = AppendItem(stream.stream_id, rows_batch(VALUES))
         wanted = FetchItem(stream.stream_id, 0, None, limits.BATCH_BYTES_MAX)
         async with AsyncClient(cluster.pd.endpoint, connecting=connecting) as client:

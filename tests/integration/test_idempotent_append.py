@@ -21,8 +21,9 @@ from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.placement import Placement
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.session.negotiation import NO_WISHES
-from sbp_core.wire.headers import AppendRequest
+from sbp_core.segment_format import EntryKind
+from sbp_core.session.negotiation import NO_FEATURES
+from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 from tests.support.appends import WAIT_SECONDS, eventually, numbered, one_stream, send, values
@@ -92,7 +93,7 @@ def test_a_repeat_is_answered_though_the_caller_of_the_original_left(tmp_path):
             RawClient.at(cluster.server.endpoint) as other,
         ):
             assert await send(client, stream_id, "a") == [0]
-            assert (await client.greet(NO_WISHES)).has_deadline
+            assert (await client.greet(NO_FEATURES)).has_deadline
             disk.gate.clear()
             request, batches = numbered(stream_id, "b", first=1)
             with pytest.raises(RequestTimeoutError):

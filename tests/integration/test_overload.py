@@ -12,7 +12,7 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, RetryPolicy, StreamSpec
 from sbp_core.errors import RequestTimeoutError, ShuttingDownError, StatusCode
 from sbp_core.server.budget import Budget
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.wire.headers import AppendInfo, AppendRequest, FetchInfo, FetchRequest
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import core_cluster, rows_batch
@@ -140,7 +140,7 @@ def test_requests_whose_callers_left_are_dropped_before_they_start(tmp_path):
 
     async def body(bench):
         first, second = bench.clients[:2]
-        assert (await second.greet(Wishes())).has_deadline
+        assert (await second.greet(RequestedFeatures())).has_deadline
         done = asyncio.create_task(bench.append(first, b"in time"))
         while not bench.budget.taken_bytes:  # noqa: ASYNC110
             await asyncio.sleep(0)

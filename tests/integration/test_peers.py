@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sbp_core import limits
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.operations.open_calls import Call
-from sbp_core.client.types import Connecting
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
@@ -19,8 +19,8 @@ from sbp_core.errors import (
     ShuttingDownError,
     StatusCode,
 )
+from sbp_core.peers.driver_calls import Peers, by_server
 from sbp_core.peers.links import Links, Secrets, holds
-from sbp_core.peers.range_servers import Peers, by_server
 from sbp_core.server.trust import denied, proof_of
 from sbp_core.wire.headers import (
     DescribeRangeResult,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.client.operations.positions import TimedOffset, first_found
+from sbp_core.client.operations.time_lookup import TimedOffset, first_found
 from sbp_core.client.types import RangeInfo
 
 TIMES = st.lists(st.integers(0, 9), max_size=4)

@@ -25,7 +25,7 @@ from sbp_core.client import (
     Transaction,
 )
 from sbp_core.errors import SbpError, StatusCode, TxnEndedError
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.wire.headers import (
     AppendInfo,
     AppendRequest,
@@ -372,8 +372,8 @@ async def client_of(cluster, **options) -> AsyncIterator[AsyncClient]:
 
 
 def restorer(cluster, manifest: Manifest):
-    wishes = Wishes(restoring=manifest.backup_id)
-    return client_of(cluster, connecting=Connecting(wishes=wishes))
+    features = RequestedFeatures(restoring=manifest.backup_id)
+    return client_of(cluster, connecting=Connecting(features=features))
 
 
 async def restore(cluster, place: BackupStorage, manifest: Manifest) -> Restored:

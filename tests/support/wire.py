@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from sbp_core.errors import ConnectionLostError, SbpError
 from sbp_core.session.connection import Connection
-from sbp_core.session.negotiation import Agreement, Wishes, offer, settle
+from sbp_core.session.negotiation import Agreement, RequestedFeatures, offer, settle
 from sbp_core.session.states import (
     CallFailed,
     ConnectionBroken,
@@ -111,9 +111,9 @@ class RawClient:
                 check_status(decode_system_error(frame.header).status)
         return [decode_header(RESPONSE_TABLES[opcode], frame.header) for frame in frames]
 
-    async def greet(self, wishes: Wishes) -> Agreement:
+    async def greet(self, features: RequestedFeatures) -> Agreement:
         """Offer features, and use what the server accepts from here on."""
-        offered = offer(wishes)
+        offered = offer(features)
         (answer,) = await self.ask(Opcode.HEARTBEAT, HeartbeatRequest(features=offered))
         agreement = settle(offered, answer.features)
         self._session.adopt(agreement, is_client=True)

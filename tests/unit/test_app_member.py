@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sbp_core.app.aio.member import AsyncMember
+from sbp_core.app.aio.assignment import AsyncMember
 from sbp_core.client import Membership
 from tests.support.clock import until
 
@@ -15,16 +15,22 @@ class Driver:
 
     def __init__(self):
         self.beat_count = 0
+        self.joined = []
         self.left = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
-    async def join_group(self, group, patterns, *, session_timeout_ms):
-        return Membership(group, "me", 1, (1,), session_timeout_ms)
+    async def join_group(self, group, patterns, *, member_id, session_timeout_ms):
+        self.joined.append(member_id)
+        await self.may_answer.wait()
+        return Membership(group, member_id, 1, (1,), session_timeout_ms)
 
     async def group_heartbeat(self, membership, held):
         self.beat_count += 1
         return membership
 
     async def leave_group(self, group, member_id):
+        await self.may_answer.wait()
         self.left.append(member_id)
 
 
@@ -41,11 +47,12 @@ def test_the_bound_counts_from_the_last_record_to_within_a_heartbeat():
             assert await member.own(own) == own
         assert driver.left == []
         now_s[0] += BEAT_S + MAX_POLL_MS / 1000 + 0.001
-        await asyncio.to_thread(until, lambda: driver.left == ["me"])
+        await asyncio.to_thread(until, lambda: driver.left == driver.joined)
         assert await member.own(own) == frozenset()
         assert await member.own(own) == own  # joined again
         await member.close()
-        assert driver.left == ["me", "me"]
+        assert driver.left == driver.joined
+        assert len({*driver.left}) == 2
 
     asyncio.run(asyncio.wait_for(body(), 60))
 
@@ -62,5 +69,45 @@ def test_the_bound_does_not_count_while_the_caller_waits():
         await asyncio.to_thread(until, lambda: driver.beat_count > beat_count)
         assert driver.left == []
         await member.close()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_a_join_and_a_leave_that_were_cancelled_go_on_as_the_same_member():
+    async def cancelled(call):
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    async def body():
+        driver, own = Driver(), frozenset({1})
+        member = AsyncMember(driver, "g", ["a"])
+        driver.may_answer.clear()
+        await cancelled(member.own(own))
+        driver.may_answer.set()
+        assert [await member.own(own), await member.own(own)] == [own, own]
+        driver.may_answer.clear()
+        await cancelled(member.close())
+        driver.may_answer.set()
+        await member.close()
+        await member.close()
+        assert driver.joined == driver.left * 2
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_a_member_whose_join_was_cancelled_leaves_the_group():
+    async def body():
+        driver = Driver()
+        member = AsyncMember(driver, "g", ["a"])
+        driver.may_answer.clear()
+        joining = asyncio.create_task(member.own(frozenset({1})))
+        await asyncio.sleep(0.01)
+        joining.cancel()
+        driver.may_answer.set()
+        await member.close()
+        assert driver.left == driver.joined
 
     asyncio.run(asyncio.wait_for(body(), 60))

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbp_core.app.delivery import Delivery, Receipt
-from sbp_core.app.encoding import Encoded
+from sbp_core.app.encoding import Encoded, Target
 from sbp_core.app.outbox import Batching, Outbox, State
-from sbp_core.app.rows import Target
 from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
 
 BATCHING = Batching(batch_bytes=150, batch_records=5, linger_ms=1_000, buffer_bytes=600)
@@ -267,4 +266,4 @@ def test_a_delivery_is_not_waited_for_in_a_callback(caplog):
     receipt, other = Receipt(), Delivery(Receipt(), 0)
     receipt.on_settled(other.exception)
     receipt.settle(0)
-    assert "exception() within a callback" in caplog.text
+    assert "exception() in a callback" in caplog.text

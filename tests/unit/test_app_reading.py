@@ -8,8 +8,7 @@ import pytest
 from sbp_core.app.aio.assignment import AsyncWholeSelection
 from sbp_core.app.aio.consumer import AsyncConsumer
 from sbp_core.app.blocking import Consumer, RecordIterator
-from sbp_core.app.positions import Span
-from sbp_core.app.selection import Selection
+from sbp_core.app.positions import Selection, Span
 from sbp_core.client import FetchOutcome, ReceivedBatches, SchemaVersion, StreamInfo
 from sbp_core.errors import DamagedBatchError, DeadlineExceededError, RecordBatchError, SbpError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema, encode_columns, encode_rows

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.app.rows import Target
+from sbp_core.app.encoding import Target
 from sbp_core.cli.formats import maybe_format_of
 from sbp_core.cli.produce.inputs import opened, reader_of
 from sbp_core.cli.produce.parsing import Defaults, Parsing

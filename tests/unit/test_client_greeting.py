@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_core.client import Wishes
+from sbp_core.client import RequestedFeatures
 from sbp_core.client.io.conversation import Conversation, Phase, lost
 from sbp_core.client.operations.open_calls import Call
 from sbp_core.errors import (
@@ -47,7 +47,7 @@ class Duet:
     """A connected client and the server's end of its connection."""
 
     def __init__(self) -> None:
-        self.client = Conversation("h:1", "me", Wishes())
+        self.client = Conversation("h:1", "me", RequestedFeatures())
         self.client.phase = Phase.OPEN
         self.server = Connection()
         (self.greeting,) = self.served(self.client.greeting())
@@ -108,7 +108,7 @@ def test_a_call_that_is_given_up_while_it_is_held_is_never_sent(duet) -> None:
 
 
 def test_a_call_that_is_given_up_before_there_is_a_connection_is_never_sent() -> None:
-    client, server, got = Conversation("h:1", "me", Wishes()), Connection(), []
+    client, server, got = Conversation("h:1", "me", RequestedFeatures()), Connection(), []
     late, nothing = client.start(PING, got.append)
     error = client.expire(late, Opcode.PING)
     assert nothing == []

@@ -16,8 +16,7 @@ from sbp_core.client import (
     parse_endpoints,
 )
 from sbp_core.client.io.aio_transport import AsyncCalls
-from sbp_core.client.io.connection_errors import connect_failed, lost
-from sbp_core.client.io.conversation import Conversation, Phase
+from sbp_core.client.io.conversation import Conversation, Phase, connect_failed, lost
 from sbp_core.client.operations.open_calls import Arrival, Call, Reply, Sink, gather, pause
 from sbp_core.client.operations.router import Router
 from sbp_core.errors import (
@@ -33,7 +32,8 @@ from sbp_core.errors import (
     ThrottledError,
 )
 from sbp_core.session.connection import Connection
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
+from sbp_core.session.states import RequestReceived
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Flag, Opcode
 from tests.support.scripted_client import AppendWorld, at_once
@@ -198,7 +198,7 @@ def feed(conversation: Conversation, buffers: list) -> list:
 
 
 def test_a_deadline_on_a_connection_retires_it() -> None:
-    conversation = Conversation("h:1", "me", Wishes())
+    conversation = Conversation("h:1", "me", RequestedFeatures())
     conversation.phase = Phase.OPEN
     other: list = []
     expired, _ = conversation.start(PING, lambda _: None)
@@ -211,14 +211,14 @@ def test_a_deadline_on_a_connection_retires_it() -> None:
 
 
 def test_the_reason_of_a_failed_connection_is_reported_to_later_calls() -> None:
-    conversation = Conversation("h:1", "me", Wishes())
+    conversation = Conversation("h:1", "me", RequestedFeatures())
     conversation.end(connect_failed("h:1", OSError(111, "whatever"), 5))
     with pytest.raises(ConnectError, match="Connection refused"):
         conversation.start(PING, lambda _: None)
 
 
 def test_a_client_refuses_the_requests_that_it_does_not_serve() -> None:
-    conversation, server = Conversation("h:1", "me", Wishes()), Connection()
+    conversation, server = Conversation("h:1", "me", RequestedFeatures()), Connection()
     _, buffers = server.start_call(Opcode.APPEND, b"", [b"x"])
     server.decoder.receive_data(b"".join(feed(conversation, buffers)))
     (event,) = server.events()

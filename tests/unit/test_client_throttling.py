@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sbp_core import limits
 from sbp_core.access.credentials import Credentials
 from sbp_core.client import AppendItem, RangeInfo, RetryPolicy
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.aio_transport import AsyncCalls
 from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.conversation import Conversation
@@ -22,10 +23,9 @@ from sbp_core.client.operations.appending import AppendKind, append
 from sbp_core.client.operations.calls import Context, exchange
 from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.operations.router import PlacementDrivers, Router
-from sbp_core.client.types import Connecting
 from sbp_core.errors import DeadlineExceededError, Outcome, StatusCode, ThrottledError
 from sbp_core.session.connection import Connection
-from sbp_core.session.negotiation import Wishes
+from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.tls import Tls
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
@@ -161,7 +161,9 @@ class Asker:
 
     def __init__(self, identity="none"):
         self.time = Time()
-        self.client = Conversation("h:1", "me", Wishes(), identity=identity, clock=self.time)
+        self.client = Conversation(
+            "h:1", "me", RequestedFeatures(), identity=identity, clock=self.time
+        )
         self.server = Connection()
         self.requests = []
         self.answers = []

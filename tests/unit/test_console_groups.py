@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbp_core.client import GroupInfo
-from sbp_core.client.group_lag import Lag
+from sbp_core.operating.cursor_lag import Lag
 from sbp_core.operating.samples import Lags, Samples
 from sbp_core.web.console.charts import LINES_MAX
 from sbp_core.web.console.groups import lag_series, longest_ms, make_rows

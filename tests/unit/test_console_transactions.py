@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sbp_core.client import TxnInfo, TxnLoss, TxnPart
-from sbp_core.client.txn_remarks import loss_lines
 from sbp_core.errors import NotFoundError
+from sbp_core.operating.txn_advice import loss_lines
 from sbp_core.web.console.transactions import ROWS_MAX, find_stuck, group_by_state, loss_facts
 
 LABELS = {7: "orders"}

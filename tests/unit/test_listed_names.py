@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sbp_core.app.selection import Selection
+from sbp_core.app.positions import Selection
 from sbp_core.client.operations.range_placement import check_errors, missing
 from sbp_core.errors import NotFoundError, SbpError, SchemaError
 from sbp_core.records.column_paths import find_column

@@ -10,28 +10,30 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.record_sizes import DEFAULT, LARGEST, RecordSizes
 from sbp_core.session.negotiation import (
-    NO_WISHES,
+    NO_FEATURES,
     NOTHING,
     FeatureName,
-    Wishes,
+    RequestedFeatures,
     accept,
     offer,
     settle,
 )
 from sbp_core.wire.headers import Feature, HeartbeatRequest, decode_header, encode_header
 
-EVERYTHING = Wishes(compression=True, isolation="nightly.backfill-1", handler_duration=True)
+EVERYTHING = RequestedFeatures(
+    compression=True, isolation="nightly.backfill-1", handler_duration=True
+)
 
 
-def negotiate(wishes, connection_id=7):
-    offered = offer(wishes)
+def negotiate(features, connection_id=7):
+    offered = offer(features)
     agreement, answered = accept(offered, connection_id, LARGEST)
     assert settle(offered, answered) == agreement, "the two ends disagree"
     return agreement
 
 
 def test_costly_features_are_offered_only_on_request():
-    agreement = negotiate(NO_WISHES)
+    agreement = negotiate(NO_FEATURES)
     assert not agreement.has_compression
     assert agreement.isolation == ""
     assert agreement.has_deadline
@@ -82,21 +84,21 @@ def test_servers_speak_the_newest_version_of_replication_that_both_know(known, o
     assert agreement.replication_version == answer[0]
     own = offered or b"\x01"
     agreement = settle(
-        offer(NO_WISHES, replication_versions=own), answered, replication_versions=own
+        offer(NO_FEATURES, replication_versions=own), answered, replication_versions=own
     )
     assert agreement.replication_version == answer[0]
 
 
 def test_an_answer_without_a_version_is_that_of_a_release_that_knows_none():
     answered = [Feature("replication")]
-    assert settle(offer(NO_WISHES), answered).replication_version == 1
+    assert settle(offer(NO_FEATURES), answered).replication_version == 1
     own = b"\x02\x03"
-    offered = offer(NO_WISHES, replication_versions=own)
+    offered = offer(NO_FEATURES, replication_versions=own)
     assert settle(offered, answered, replication_versions=own).replication_version == 0
 
 
 def test_servers_without_a_common_version_replicate_nothing():
-    agreement, answered = accept(offer(NO_WISHES), 7, replication_versions=b"\x02")
+    agreement, answered = accept(offer(NO_FEATURES), 7, replication_versions=b"\x02")
     assert not agreement.has(FeatureName.REPLICATION)
     assert agreement.has(FeatureName.TRANSACTIONS)
     assert "replication" not in {each.name for each in answered}
@@ -125,7 +127,7 @@ def test_a_client_ignores_an_answer_that_it_cannot_use(answered):
 @pytest.mark.parametrize("name", ["two words", "ü", "x" * 65, "a/b"])
 def test_an_isolation_class_is_a_name(name):
     with pytest.raises(ConfigurationError, match="isolation class"):
-        Wishes(isolation=name)
+        RequestedFeatures(isolation=name)
 
 
 @given(
@@ -157,4 +159,4 @@ def test_each_end_learns_how_large_records_may_be(told, read):
     agreement, answered = accept([Feature("record-bytes", data)], 7, RecordSizes(9 * limits.MIB))
     assert agreement.sizes == sizes
     assert answered == (Feature("record-bytes", (9 * limits.MIB).to_bytes(4, "big")),)
-    assert settle(offer(NO_WISHES), [Feature("record-bytes", data)]).sizes == sizes
+    assert settle(offer(NO_FEATURES), [Feature("record-bytes", data)]).sizes == sizes

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.client import CursorInfo, Reach, StreamInfo, UnavailableRange
-from sbp_core.client.stream_position import Position, PositionKind
 from sbp_core.errors import ConfigurationError, ConnectError, InvalidRequestError
 from sbp_core.operating.cursor_moves import (
     CursorMove,
@@ -20,6 +19,7 @@ from sbp_core.operating.cursor_moves import (
     read_moves,
     write_moves,
 )
+from sbp_core.operating.stream_position import Position, PositionKind
 
 CURSORS = [CursorInfo(1, 20, 0), CursorInfo(2, 5, 0), CursorInfo(3, 40, 0)]
 INFOS = {each: StreamInfo(each, f"s{each}", 1, 0, 0) for each in (1, 2, 3)}

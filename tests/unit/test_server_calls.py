@@ -22,7 +22,7 @@ from sbp_core.server.peer import Work
 from sbp_core.server.runtime import SystemClock, Turns
 from sbp_core.server.trust import ServerRole, Standing
 from sbp_core.session.connection import Payload
-from sbp_core.session.negotiation import NO_WISHES, NOTHING, accept, offer
+from sbp_core.session.negotiation import NO_FEATURES, NOTHING, accept, offer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     AppendRequest,
@@ -42,7 +42,7 @@ class Peer:
     """Keeps what is sent to it, while it has room."""
 
     def __init__(self) -> None:
-        self.agreement = accept(offer(NO_WISHES), 1)[0]
+        self.agreement = accept(offer(NO_FEATURES), 1)[0]
         self.room = asyncio.Event()
         self.room.set()
         self.sent: list[object] = []

@@ -8,7 +8,7 @@ from starlette.requests import HTTPConnection
 
 from sbp_core import errors
 from sbp_core.access.credentials import Credentials
-from sbp_core.client.types import Connecting
+from sbp_core.client.connecting import Connecting
 from sbp_core.errors import ConfigurationError, Outcome, PermissionDeniedError, SbpError
 from sbp_core.tls import PublicTls, Tls
 from sbp_core.web.origins import check_same_site, is_foreign, of_this_host

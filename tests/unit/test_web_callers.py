@@ -8,7 +8,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from sbp_core.access.credentials import BearerToken, Credentials
-from sbp_core.client.types import Connecting
+from sbp_core.client.connecting import Connecting
 from sbp_core.errors import ThrottledError, UnauthenticatedError
 from sbp_core.tls import PublicTls, Tls
 from sbp_core.web import callers as module

@@ -10,19 +10,16 @@ import pyarrow as pa
 
 from sbp_core import group_limits, limits
 from sbp_core.app import defaults
-from sbp_core.app.aio.assignment import AsyncAssignment, AsyncWholeSelection
+from sbp_core.app.aio.assignment import AsyncAssignment, AsyncMember, AsyncWholeSelection
 from sbp_core.app.aio.consumer import AsyncConsumer
-from sbp_core.app.aio.fetching import OnTrimmed
-from sbp_core.app.aio.iterating import AsyncRecordIterator, Hand
-from sbp_core.app.aio.member import AsyncMember
+from sbp_core.app.aio.fetched import AsyncRecordIterator, Hand, OnTrimmed
 from sbp_core.app.aio.producer import AsyncProducer, OnDelivery
 from sbp_core.app.aio.transaction import AsyncTransaction
-from sbp_core.app.frames import schema_of
+from sbp_core.app.encoding import ArrowStream, schema_of
 from sbp_core.app.gates import OnLoop
 from sbp_core.app.outbox import Batching
 from sbp_core.app.positions import Start
 from sbp_core.app.process import Unsendable
-from sbp_core.app.rows import ArrowStream
 from sbp_core.client import (
     AsyncClient,
     Connecting,
@@ -33,7 +30,7 @@ from sbp_core.client import (
     StreamUpdate,
     Tls,
 )
-from sbp_core.errors import AlreadyExistsError, ConfigurationError
+from sbp_core.errors import AlreadyExistsError, ConfigurationError, SbpError
 from sbp_core.records import Compression
 
 NO_PROPERTIES: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -50,10 +47,10 @@ def connect(
     """Return a connection to the cluster at `endpoint`, a context manager that closes it.
 
     `endpoint` is the "host:port" of the placement driver, or several of one cluster, separated by
-    commas. Nothing is sent before the first call. A request has `timeout_ms`; one that fails is
-    retried for `retry_ms`, `math.inf` for as long as servers are down. Before any has answered it
-    is 5 s at most, so that a wrong endpoint is reported soon. Raises ConfigurationError for what is
-    no endpoint.
+    commas. Nothing is sent before the first call. A request has `timeout_ms`, and is retried for
+    `retry_ms` if it fails; with `math.inf` for as long as servers are down. Until a server has
+    answered once, retries end after 5 s, so that a wrong endpoint is reported soon. Raises
+    ConfigurationError for a text that is no endpoint.
     """
     return AsyncConnection(client_for(endpoint, timeout_ms, retry_ms, tls, credentials))
 
@@ -77,8 +74,8 @@ def client_for(
 class AsyncConnection(Unsendable):
     """Producers, consumers and transactions over one client. Made by `connect`.
 
-    The tasks of one loop may share it; a producer too, but each consumer is for one task.
-    `client` is the client below it, for everything that is not here.
+    The tasks of one loop may share a connection and its producers; each consumer is for one task.
+    `client` has the operations that a connection lacks.
     """
 
     def __init__(
@@ -103,13 +100,11 @@ class AsyncConnection(Unsendable):
         properties: Mapping[str, str] = NO_PROPERTIES,
         if_missing: bool = False,
     ) -> StreamInfo:
-        """Create a stream; return it. With a `schema` it is a typed one.
+        """Create a stream; return it. A stream with a `schema` is a typed one.
 
-        `schema` is one of Arrow, or a table or data frame that has its columns.
-
-        `retention_ms` 0 keeps records for ever. If it exists already it is returned as it is, if
-        that is allowed by `if_missing`; its schema has to fit then. Raises AlreadyExistsError,
-        SchemaError, SbpError.
+        `schema` is an Arrow schema, or a table or data frame that has the columns. `retention_ms` 0
+        keeps records for ever. With `if_missing` a stream that exists already is returned as it is;
+        its schema has to fit. Raises AlreadyExistsError, SchemaError, SbpError.
         """
         columns = None if schema is None else schema_of(schema)
         spec = StreamSpec(
@@ -144,12 +139,12 @@ class AsyncConnection(Unsendable):
         *,
         expected: Mapping[str, str | None] = NO_PROPERTIES,
     ) -> None:
-        """Set properties of a stream, and remove those that are None; others stay.
+        """Set properties of a stream; None removes a property, and all others stay.
 
-        Nothing is changed unless the stream has the properties that are `expected`, and none where
-        None: that raises ConditionFailedError. With `expected` the change is not sent again if its
-        answer is lost: the outcome of the error is UNKNOWN then. Call again: if it raises
-        ConditionFailedError, the first call, or somebody else, has changed what was expected.
+        Raises ConditionFailedError, and changes nothing, unless the stream has the `expected`
+        properties; an expected None stands for no property. A change with `expected` is not sent
+        again if its answer is lost: the outcome of the error is UNKNOWN. Call again then: a
+        ConditionFailedError means that the first call, or somebody else, has changed the stream.
         Raises NotFoundError, ConfigurationError, SbpError.
         """
         update = StreamUpdate(stream, properties=properties, expected_properties=expected)
@@ -176,28 +171,28 @@ class AsyncConnection(Unsendable):
     ) -> AsyncConsumer:
         """Return a consumer of streams, given by names and patterns of names such as `audit-*`.
 
-        It begins at the cursors of the `group`, in streams without one, or without a group, at
-        `start`: "earliest", "latest", an offset or a datetime. It ends at what is the end of the
-        streams now, or, to `follow`, waits for more; then new streams that match a pattern are
-        found every `refresh_interval_ms`, and read from their beginning. It commits every
-        `commit_interval_ms`, and at its end; None leaves that to `commit`. `fetch_bytes` are
-        fetched of a stream at a time.
+        The consumer begins at the cursors of its `group`. Without a group, and in streams without a
+        cursor, it begins at `start`: "earliest", "latest", an offset or a datetime. It ends where
+        the streams end now. With `follow` it waits for more records, looks for new streams that
+        match a pattern every `refresh_interval_ms`, and reads these from their beginning. It
+        commits every `commit_interval_ms`, and at its end; with None only `commit` commits.
+        `fetch_bytes` are fetched of a stream at a time.
 
         Records that were trimmed before they were read are an error. With `on_trimmed` "earliest"
-        or "latest" the consumer logs a warning, and goes on there. A consumer that is `shared`
-        reports the error in its log, gives the stream up, and goes on with its other streams.
+        or "latest" the consumer logs a warning, and goes on there. A `shared` consumer reports the
+        error in its log, gives the stream up, and goes on with its other streams.
 
-        Consumers that are `shared` divide the streams of their group: each stream is read by one of
-        them at a time, and those of one that ends, or is silent for `session_timeout_ms` (1 s to
-        30 min), go to others. A consumer whose loop works on a record for longer than
-        `max_poll_interval_ms` loses its streams, too; its `commit` raises MemberUnknownError then.
-        Shared consumers have a group and `follow`. Another `assignment` may say which streams the
-        consumer reads, and keep the positions instead of the group. Raises ConfigurationError.
+        `shared` consumers divide the streams of their group: one of them reads a stream at a time.
+        The streams of a consumer that ends, or is silent for `session_timeout_ms` (1 s to 30 min),
+        go to the others. A consumer whose caller works on a record for longer than
+        `max_poll_interval_ms` loses its streams, too, and its `commit` raises MemberUnknownError.
+        Shared consumers need a group and `follow`. An `assignment` says which streams the consumer
+        reads, and keeps the positions in place of the group. Raises ConfigurationError.
         """
         if shared and (group is None or not follow or assignment is not None):
             raise ConfigurationError(
-                "consumers share the streams of a group as long as they read: shared=True goes with"
-                " group=... and follow=True, and without an assignment"
+                "consumers share the streams of a group while they follow them: shared=True needs"
+                " group=... and follow=True, and takes no assignment"
             )
         member = None
         if shared and group is not None:
@@ -238,19 +233,18 @@ class AsyncConnection(Unsendable):
     ) -> AsyncProducer:
         """Return a producer of records, a context manager that closes it.
 
-        Records go to `stream`, or to where each `send` says: one producer serves many streams.
+        Records go to `stream`, or where `send` says: one producer serves many streams.
 
-        A record batch is sent with `batch_bytes` of records, or `batch_records` of them, or
-        `linger_ms` after its first record, if nothing is on its way then; 0 does not wait for
-        others. `buffer_bytes` may be unacknowledged before `send` waits. `timestamp_column` of a
-        typed stream has the times of its records. `on_delivery` is called with what became of each
-        batch, by the producer's worker: it must return soon.
+        A record batch is sent when it has `batch_bytes` or `batch_records` of records, or
+        `linger_ms` after its first record if nothing is in flight; with 0 it does not wait for more
+        records. `send` waits while `buffer_bytes` are unacknowledged. `timestamp_column` of a
+        typed stream has the times of its records. The producer's worker calls `on_delivery` with
+        the outcome of each batch, and waits for it: it must return soon.
 
-        A producer with an `id`, which is for one stream, counts what it has committed under that:
-        after a restart, skip `position` records of the source, and each is stored once. One at a
-        time may have an id. Its records have no offsets to report, and each batch takes a commit,
-        of milliseconds.
-        Raises ConfigurationError.
+        A producer with an `id` writes to one stream, and counts the committed records under the id.
+        After a restart, skip `position` records of the source: each record is stored once. Run one
+        producer with an id at a time. Its records have no offsets to report, and each batch takes a
+        commit, of milliseconds. Raises ConfigurationError.
         """
         made = AsyncProducer(
             self.client,
@@ -271,12 +265,23 @@ class AsyncConnection(Unsendable):
         return AsyncTransaction(self.client, streams)
 
     async def close(self) -> None:
-        """Close what was made here, the newest first, then the connections. Idempotent."""
+        """Close all producers and consumers, the newest first, and the sockets. Idempotent.
+
+        Raises the first error of a producer or consumer, once all of them are closed.
+        """
+        errors: list[SbpError] = []
         try:
             while self._open:
-                await next(reversed(self._open)).close()
+                newest = next(reversed(self._open))
+                try:
+                    await newest.close()
+                except SbpError as error:
+                    errors.append(error)
+                self._forget(newest)
         finally:
             await self.client.close()
+        if errors:
+            raise errors[0]
 
     async def __aenter__(self) -> Self:
         return self

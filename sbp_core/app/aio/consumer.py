@@ -12,12 +12,17 @@ from typing import Final, Self, cast, get_args
 
 from sbp_core.app import defaults
 from sbp_core.app.aio.assignment import AsyncAssignment, locate
-from sbp_core.app.aio.fetching import AsyncFetcher, OnTrimmed
-from sbp_core.app.aio.iterating import AsyncBatchIterator, AsyncRecordIterator, Hand
-from sbp_core.app.positions import NO_SPANS, Position, Positions, Span, Start
+from sbp_core.app.aio.fetched import (
+    AsyncBatchIterator,
+    AsyncFetcher,
+    AsyncRecordIterator,
+    Hand,
+    OnTrimmed,
+    hand_out_whole,
+)
+from sbp_core.app.positions import NO_SPANS, Position, Positions, Selection, Span, Start
 from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record
-from sbp_core.app.selection import Selection
 from sbp_core.client import AsyncClient, StreamInfo
 from sbp_core.client.facades import internal
 from sbp_core.errors import (
@@ -34,14 +39,14 @@ class AsyncConsumer(OfProcess):
     """Reads streams, record by record or in batches. Made by `AsyncConnection.consumer`.
 
     For one task. Records of a stream come in the order of their offsets, each once. With a group
-    the consumer begins where the group's cursors are, and commits how far it has come: every
-    `commit_interval_ms` and at the end, or, if that is None, when `commit` is called. Records that
-    were not committed when a process was killed are read again: at least once.
+    the consumer begins at the group's cursors, and commits how far it has come: every
+    `commit_interval_ms` and at the end, or, if the interval is None, when `commit` is called.
+    Records that were not committed when a process was killed are read again: at least once.
 
-    In a stream of `spans`, by id, it reads that part only, wherever the cursor of a group is.
+    `spans`, by stream id, are the parts of streams to read, wherever the cursor of a group is.
 
-    Consumers that share a group divide its streams: each stream is read by one of them at a time.
-    A consumer whose caller works on a record for longer than `max_poll_interval_ms` loses its own.
+    Consumers that share a group divide its streams: one of them reads a stream at a time. If its
+    caller works on a record for longer than `max_poll_interval_ms`, a consumer loses its streams.
     """
 
     def __init__(
@@ -86,17 +91,17 @@ class AsyncConsumer(OfProcess):
         )
         self._selected: dict[int, StreamInfo] = {}
         self._found_first: frozenset[int] = frozenset()
-        self._is_begun = self._is_closed = False
+        self._is_begun = self._is_closed = self._is_over = False
         self._refusal: ConfigurationError | None = None
         """The error of every use in the child of a fork."""
         self._is_taking = False
         self._make_hand = hand
         self._hand = hand(self, math.inf)
-        """The records that are handed out now, also by `poll`, which needs no iterator."""
+        """The records that are handed out now, by an iterator or by `poll`."""
         self._refresh_at = 0.0
         self._patience_ms = defaults.POLL_PATIENCE_MS
         self._commit_at = self._own_at = math.inf
-        """When to commit, and when to ask for the consumer's streams."""
+        """When to commit, and when to ask the assignment for the consumer's streams."""
 
     def __aiter__(self) -> AsyncRecordIterator:
         """Return an iterator over records, each done when the next one is asked for.
@@ -116,8 +121,8 @@ class AsyncConsumer(OfProcess):
     ) -> Record | None:
         """Return the next record, None if there is none within `timeout` seconds, or at the end.
 
-        While servers do not answer a poll takes longer, by 5 s and then up to 30 s, and logs that.
-        The records that were handed out before are done. Raises SbpError.
+        The records that were handed out before are done. While servers do not answer, a poll takes
+        up to 5 s longer, later up to 30 s, and logs a warning. Raises SbpError.
         """
         self._check_open()
         if timeout is None:
@@ -128,14 +133,14 @@ class AsyncConsumer(OfProcess):
             self._patience_ms = defaults.POLL_PATIENCE_MS
             return record
         except TimeoutError:
-            # The next poll begins again what this one did not finish, so it gets more time.
+            # The next poll starts the fetch of this one again, so it needs more time.
             self._patience_ms = min(2 * self._patience_ms, defaults.POLL_PATIENCE_MS_MAX)
             _LOG.warning("poll without an answer streams=%s: a server is down", self._selection)
             return None
 
     @internal
     def maybe_ready(self) -> Record | None:
-        """Return the next record if it is here and nothing else is due, as `poll` does."""
+        """Return the next record, as `poll` does, if it is in memory and no duty is due."""
         self._check_open()
         if self._is_taking or time.monotonic() >= self._hand.duty_at:
             return None
@@ -162,10 +167,10 @@ class AsyncConsumer(OfProcess):
         timeout: float | None = 0,  # noqa: ASYNC109 - as pollers have
         max_records: int = defaults.MANY_RECORDS,
     ) -> list[Record]:
-        """Return the next records: as many as are here once one is, which has `timeout` seconds.
+        """Return the next records: all that are in memory once the first one has arrived.
 
-        The list is empty if none has come, or at the end. The records that were handed out before
-        are done. Raises SbpError.
+        The list is empty if no record arrives within `timeout` seconds, and at the end. The records
+        that were handed out before are done. Raises SbpError.
         """
         first = await self.poll(timeout)
         if first is None:
@@ -177,7 +182,7 @@ class AsyncConsumer(OfProcess):
             if found is not None:
                 records.append(found)
                 continue
-            with suppress(SbpError):  # of what comes next: the next call raises it
+            with suppress(SbpError):  # of the next batch: the next call raises the error
                 self._hand.turn_to(self._fetcher.maybe_next())
                 if self._hand.has_records:
                     continue
@@ -197,15 +202,15 @@ class AsyncConsumer(OfProcess):
     ) -> None:
         """Commit all records that were handed out, the last one included. Raises SbpError.
 
-        With `offsets`, commit only those before an offset, by the names of their streams: for the
-        record `r` it is `r.offset + 1`. That needs a `commit_interval_ms` of None. Raises
+        `offsets`, by stream name, commit only the records before an offset: up to and including the
+        record `r` it is `r.offset + 1`. Offsets need a `commit_interval_ms` of None. Raises
         ConfigurationError without a group, with an interval, for a stream that is not being read,
-        and for records that were not handed out; MemberUnknownError if the consumer shares a group
-        and was expelled from it: nothing is committed then, and others read the records again.
+        and for records that were not handed out. Raises MemberUnknownError if the consumer was
+        expelled from a shared group: nothing is committed, and others read the records again.
 
-        With `expected`, by the names of some of these streams, an offset is committed only if the
-        group's cursor is there, or None, if it has none: else ConditionFailedError, which has the
-        `current_offset`. If the answer is lost the outcome of the error is UNKNOWN.
+        `expected`, by stream name, are the cursors that the group has to have now; None stands for
+        no cursor. Raises ConditionFailedError, with the `current_offset`, for a stream with another
+        cursor, which is not committed. If the answer is lost the outcome of the error is UNKNOWN.
         """
         self._check_process()
         if not self._assignment.has_cursors:
@@ -232,7 +237,7 @@ class AsyncConsumer(OfProcess):
         return {each.stream: each.next_offset for each in self._positions.all}
 
     async def lag(self) -> dict[str, int]:
-        """Return how many records of each stream, by name, are there and not handed out yet."""
+        """Return how many records of each stream, by name, are not handed out yet."""
         await self._begin()
         known = self._positions.all
         bounds = await self._client.stream_bounds([each.stream_id for each in known])
@@ -242,7 +247,7 @@ class AsyncConsumer(OfProcess):
         }
 
     async def seek(self, stream: str, to: Start) -> None:
-        """Read on elsewhere in a stream; what is committed changes when it is committed next.
+        """Read on elsewhere in a stream. The next commit moves the cursor, too.
 
         Raises ConfigurationError for a stream that is not being read, OffsetOutOfRangeError for an
         offset that the stream does not have, SbpError.
@@ -253,16 +258,27 @@ class AsyncConsumer(OfProcess):
         self._positions.seek(at, offsets[at.stream_id])
 
     async def close(self) -> None:
-        """Commit what is done, unless that is left to the caller. Idempotent. Raises SbpError."""
-        if self._is_closed:
+        """Commit the records that are done, and end. Idempotent. Raises SbpError.
+
+        Nothing is committed if `commit_interval_ms` is None. If the call is cancelled, another call
+        goes on with it.
+        """
+        if self._is_over:
             return
-        self._is_closed = True
+        self._is_closed = self._is_over = True
         self._hand.mark_done()
         self._forget_fetched()
-        if self._on_close is not None:
-            self._on_close(self)
-        if self._refusal is not None:
-            return
+        try:
+            if self._refusal is None:
+                await self._leave()
+        except asyncio.CancelledError:
+            self._is_over = False
+            raise
+        finally:
+            if self._is_over and self._on_close is not None:
+                self._on_close(self)
+
+    async def _leave(self) -> None:
         try:
             await self._commit_done()
         finally:
@@ -282,21 +298,21 @@ class AsyncConsumer(OfProcess):
 
     @internal
     def maybe_batch(self, iterator: Hand) -> Batch | None:
-        """Return the next batch if it is here and nothing else is due, as `take_batch` does."""
+        """Return the next batch, as `take_batch` does, if it is in memory and no duty is due."""
         self._check_current(iterator)
         if self._is_taking or self._hand.has_records or time.monotonic() >= self._hand.duty_at:
             return None
         self._positions.finish()
-        return self._taken(self._fetcher.maybe_next())
+        return hand_out_whole(self._fetcher.maybe_next())
 
     @internal
     async def take_batch(self, iterator: Hand) -> Batch | None:
         """Return the next batch for an iterator; None at the end."""
         self._check_current(iterator)
-        if self._hand.has_records:  # `poll` took some records: the others are read again
+        if self._hand.has_records:  # `poll` took some records of a batch: the rest is read again
             self._forget_fetched()
         async with self._taking():
-            return self._taken(await self._next_batch(None))
+            return hand_out_whole(await self._next_batch(None))
 
     @internal
     def begin_iteration(self) -> Hand:
@@ -310,17 +326,8 @@ class AsyncConsumer(OfProcess):
     def _check_current(self, iterator: Hand) -> None:
         if iterator is not self._hand:
             raise ConfigurationError(
-                "this iterator was replaced by a later one of the same consumer; make a consumer"
-                " for each"
+                "a later iterator of the same consumer replaced this one; make a consumer for each"
             )
-
-    def _taken(self, found: tuple[Position, Batch] | None) -> Batch | None:
-        """Hand out a whole batch."""
-        if found is None:
-            return None
-        at, batch = found
-        at.next_offset = batch.end_offset
-        return batch
 
     def _forget_fetched(self) -> None:
         self._hand.turn_to(None)
@@ -336,12 +343,12 @@ class AsyncConsumer(OfProcess):
 
     @asynccontextmanager
     async def _taking(self) -> AsyncGenerator[None]:
-        """Let what was handed out before be done, and do what is due, before more is taken."""
+        """Mark records that were handed out as done, and do the duties, before taking more."""
         if self._is_taking:
-            raise ConfigurationError("another caller waits for this consumer: make one for each")
+            raise ConfigurationError("another caller waits for this consumer; make one for each")
         self._is_taking = True
         try:
-            await asyncio.sleep(0)  # work on what is here may hold the loop for some ms
+            await asyncio.sleep(0)  # decoding may hold the loop for some ms: let other tasks run
             self._positions.finish()
             self._hand.are_several = False
             if time.monotonic() >= self._hand.duty_at and not self._is_closed:
@@ -353,8 +360,8 @@ class AsyncConsumer(OfProcess):
     async def _next_batch(self, until: float | None) -> tuple[Position, Batch] | None:
         """Return the next batch, with the position that moves while it is handed out.
 
-        None at the end, and if there is none at a time of the monotonic clock. A call that is
-        cancelled has taken nothing.
+        Returns None at the end, and if no batch has come at the time `until` of the monotonic
+        clock. A cancelled call has taken nothing.
         """
         if not self._is_begun:
             await self._begin()
@@ -398,7 +405,7 @@ class AsyncConsumer(OfProcess):
             await self._commit_done()
 
     async def _refresh_when_due(self) -> None:
-        """Find new streams that match, and follow changes of the assignment."""
+        """Find new streams that match a pattern, and follow changes of the assignment."""
         if self._is_following and self._selection.prefixes and time.monotonic() >= self._refresh_at:
             await self._refresh()
             return
@@ -417,7 +424,7 @@ class AsyncConsumer(OfProcess):
         await self._take_own()
 
     async def _take_own(self) -> None:
-        """Begin to read the streams that are the consumer's now; give up those that are not."""
+        """Begin to read the streams that were assigned, and give up the others."""
         own = await self._assignment.own(frozenset(self._selected)) & self._selected.keys()
         own -= self._fetcher.given_up
         interval_ms = self._assignment.own_interval_ms
@@ -428,7 +435,7 @@ class AsyncConsumer(OfProcess):
         if lost:
             try:
                 await self._commit_done()
-            finally:  # they are no longer the consumer's, whatever becomes of the commit
+            finally:  # the streams are lost, whatever becomes of the commit
                 self._positions.drop(lost)
         fresh = sorted(own - self._positions.stream_ids)
         if fresh:
@@ -441,7 +448,7 @@ class AsyncConsumer(OfProcess):
         labels = {each: self._selected[each].label for each in stream_ids}
         old = {each: labels[each] for each in rest if each in self._found_first}
         new = {each: labels[each] for each in rest if each not in self._found_first}
-        # A stream that is found later is read from its beginning: all of it is new.
+        # A stream that is found later is new as a whole: the consumer reads it from its beginning.
         offsets = {
             **(await locate(self._client, old, self._start)),
             **(await locate(self._client, new, "earliest")),
@@ -464,7 +471,7 @@ class AsyncConsumer(OfProcess):
             )
 
     async def _do_duties(self) -> None:
-        """Commit, and look which streams are the consumer's, if either is due."""
+        """Commit, and ask the assignment for the consumer's streams, if either is due."""
         self._check_process()
         now = time.monotonic()
         if now >= self._commit_at:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Self, get_args
+from hashlib import blake2b
+from typing import Final, Self, get_args
 
-from sbp_core.app.aio.committing import AsyncCommitter
-from sbp_core.app.aio.targets import enlarged, find_target
 from sbp_core.app.delivery import (
     NOTHING,
     AsyncDelivery,
@@ -18,7 +19,16 @@ from sbp_core.app.delivery import (
     call_back,
     timeout_seconds,
 )
-from sbp_core.app.encoding import Outgoing, encoded, record_bytes
+from sbp_core.app.encoding import (
+    Outgoing,
+    Rows,
+    Target,
+    encode_given,
+    encoded,
+    enlarged,
+    find_target,
+    record_bytes,
+)
 from sbp_core.app.gates import Gate, OnLoop
 from sbp_core.app.outbox import Batching, Outbox, State
 from sbp_core.app.process import (
@@ -28,12 +38,79 @@ from sbp_core.app.process import (
     use_here,
     warn_unclosed,
 )
-from sbp_core.app.rows import Rows, Target, encode_given
-from sbp_core.client import AppendItem, AppendOutcome, AsyncClient, Writer
+from sbp_core.client import (
+    AppendItem,
+    AppendOutcome,
+    AsyncClient,
+    Transaction,
+    Writer,
+    is_producer,
+    txn_id_of,
+)
 from sbp_core.client.facades import internal
 from sbp_core.errors import ConfigurationError, DeadlineExceededError, SbpError
 from sbp_core.records import Compression
 from sbp_core.wire.status import with_message
+
+_POSITION_BYTES: Final = 8
+_HASH_BYTES: Final = 16
+
+
+class AsyncCommitter:
+    """Commits batches of one stream under the id of a producer, each in a transaction of its own.
+
+    The placement driver keeps the first decision about each batch number for good. The digest of a
+    decision has the number of records that the producer has committed by then, in 8 bytes, and a
+    hash of the batches. So a restarted producer knows how far it had come, and a second producer
+    with the same id notices that the first one has decided its batch number.
+    """
+
+    def __init__(self, client: AsyncClient, producer_id: str, stream_id: int) -> None:
+        self.producer: Final = f"{producer_id}.{stream_id}"
+        if not is_producer(self.producer):
+            raise ConfigurationError(
+                f"{producer_id!a} cannot be the id of a producer: use up to some 40 letters,"
+                " digits, '.', '_' and '-'"
+            )
+        self.position = 0
+        self._client = client
+        self._stream_id = stream_id
+        self._next_number = 0
+
+    async def begin(self) -> None:
+        """Learn how many records are committed under the id. Raises SbpError."""
+        # No range server is asked: records that are staged and not decided do not count.
+        known = await self._client.describe_txns(self.producer, spared=None)
+        decided = [each for each in known if each.batch_number is not None and each.digest]
+        if decided:
+            last = max(decided, key=lambda each: each.batch_number or 0)
+            self.position = int.from_bytes(last.digest[:_POSITION_BYTES], "big")
+            self._next_number = 1 + (last.batch_number or 0)
+
+    async def commit(self, batches: Sequence[bytes], record_count: int) -> None:
+        """Commit batches, all or none. Raises SbpError; the committer cannot be used after that."""
+        number = self._next_number
+        items = [AppendItem(self._stream_id, batch) for batch in batches]
+        position = self.position + record_count
+        content = blake2b(b"".join(batches), digest_size=_HASH_BYTES).digest()
+        digest = position.to_bytes(_POSITION_BYTES, "big") + content
+        transaction = Transaction(txn_id_of(self.producer, number, uuid.uuid4().hex))
+        try:
+            await self._client.append(items, transaction=transaction)
+        except BaseException:
+            with suppress(SbpError):
+                await self._client.abort_txns(transaction.parts())
+            raise
+        decision = await self._client.commit_txn(
+            self.producer, number, transaction.parts(), record_count=record_count, digest=digest
+        )
+        if decision.digest != digest:
+            raise ConfigurationError(
+                f"another producer has the same id, and has committed batch {number} of"
+                f" {self.producer}; run one at a time, and start this one again to go on"
+            )
+        self.position, self._next_number = position, number + 1
+
 
 OnDelivery = Callable[[Delivered], None]
 
@@ -41,14 +118,14 @@ OnDelivery = Callable[[Delivered], None]
 class AsyncProducer(OfProcess):
     """Sends records to streams, in order within each stream. Made by `AsyncConnection.producer`.
 
-    The tasks of one loop may share it. `send` collects records; a worker makes record batches of
-    them, and appends each once: what is retried has the number of the first try. An error that
-    retries do not cure ends the producer for the stream: its deliveries that are open get it, and
-    the next `send` to it, `flush` and `close` raise it. Other streams go on, but while one is
-    retried, they wait.
+    The tasks of one loop may share a producer. `send` collects records. A worker makes record
+    batches of them, and appends each batch once: a retry has the number of the first try. An error
+    that retries do not cure ends the producer for its stream: the open deliveries of the stream get
+    the error, and the next `send` to the stream, `flush` and `close` raise it. Other streams go on,
+    but wait while a batch of one stream is retried.
 
-    With a `producer_id` batches are committed one after the other, and counted under the id, so
-    that a producer that is restarted knows how far it had come: see `position`.
+    A producer with a `producer_id` commits batches one after the other, and counts their records
+    under the id, so that a restarted producer knows how far it had come: see `position`.
     """
 
     def __init__(
@@ -104,9 +181,10 @@ class AsyncProducer(OfProcess):
 
         The record goes to `stream`, by default the producer's. `timestamp_us` is in microseconds
         since the epoch (UTC), or a datetime; by default now. Raises the error that ended the
-        producer, for all streams or this one, ConfigurationError if it is closed, RecordBatchError
-        for a record that is too large, SchemaError for a typed stream, which `send_many` is for,
-        TypeError for what is not bytes, and ValueError for a time outside the years 1 to 9999.
+        producer, for all streams or this one; ConfigurationError if the producer is closed,
+        RecordBatchError for a record that is too large, SchemaError for a typed stream (use
+        `send_many`), TypeError for a value that is not bytes, ValueError for a time outside the
+        years 1 to 9999.
         """
         target = self.targets.get(stream)
         while (
@@ -124,10 +202,11 @@ class AsyncProducer(OfProcess):
 
         The rows go to `stream`, by default the producer's.
 
-        `rows` is an Arrow table or batch, a data frame of pandas or polars, or anything that gives
-        an Arrow stream, or an iterable of mappings. For a typed stream it has the columns of its
-        schema; for any other `value`, and if need be `key`, `headers` and `timestamp`. Waits while
-        the buffer is full. Raises what `send` raises, and SchemaError for rows that do not fit.
+        `rows` is an Arrow table or batch, a data frame of pandas or polars, another object that
+        gives an Arrow stream, or an iterable of mappings. Rows for a typed stream have the columns
+        of its schema. Rows for other streams have the column `value`, and may have `key`, `headers`
+        and `timestamp`. Waits while the buffer is full. Raises what `send` raises, and SchemaError
+        for rows that do not fit.
         """
         target = self.targets.get(stream) or await self.make_room(stream)
         last = None
@@ -145,9 +224,9 @@ class AsyncProducer(OfProcess):
 
     @property
     def position(self) -> int:
-        """How many records are committed under the id of the producer, by all that had it.
+        """How many records all producers with this id have committed.
 
-        With a source that can be read again, skip that many. Raises ConfigurationError without an
+        Skip this many records of a source that is read again. Raises ConfigurationError without an
         id, and before the producer was entered with `with` or has sent something.
         """
         if self._committer is None:
@@ -163,11 +242,11 @@ class AsyncProducer(OfProcess):
         *,
         timeout_ms: float | None = None,
     ) -> None:
-        """Return when all that was sent before is on disk, as its streams demand.
+        """Return when all records sent so far are on disk, as their streams demand.
 
-        Raises the error that ended the producer or one of its streams, DeadlineExceededError after
-        `timeout` seconds; the producer goes on then. ConfigurationError in a callback, which
-        it would wait for. `timeout_ms` is the old name, in ms.
+        Raises the error that ended the producer or one of its streams; DeadlineExceededError after
+        `timeout` seconds, while the producer goes on; ConfigurationError in a callback, which the
+        call would wait for. `timeout_ms` is the old name, in ms.
         """
         seconds = timeout_seconds(timeout, timeout_ms)
         until = None if seconds is None else time.monotonic() + seconds
@@ -186,10 +265,10 @@ class AsyncProducer(OfProcess):
         outbox.check()
 
     async def close(self) -> None:
-        """Send what is there, wait until it is on disk, and end. Idempotent.
+        """Send all collected records, wait until they are on disk, and end. Idempotent.
 
-        Raises the error that ended the producer or one of its streams, ConfigurationError in a
-        callback, which it would wait for.
+        Raises the error that ended the producer or one of its streams; ConfigurationError in a
+        callback, which the call would wait for. If this is cancelled the producer goes on to send.
         """
         self.outbox.close()
         self._gate.notify()
@@ -210,12 +289,12 @@ class AsyncProducer(OfProcess):
     def on_fork(self, error: ConfigurationError) -> None:
         """Refuse every use: this is the copy in the child of a fork, which has no worker."""
         self._is_copy = True
-        self._gate = Gate()
+        self._gate.leave()
         self.outbox.abandon(error)
 
     @internal
     def on_exit(self, deadline: float) -> None:
-        """Send what is there until a time of the monotonic clock, and report what is left."""
+        """Send records until a time of the monotonic clock; report the others as lost."""
         self._warn_unclosed()
         self.outbox.close()
         self._callers.finish(self._gate, deadline - time.monotonic())
@@ -232,7 +311,7 @@ class AsyncProducer(OfProcess):
         await self.close()
 
     async def _find(self, stream: str | None) -> Target:
-        """Return what to encode records for; begin with the first. Raises SbpError."""
+        """Return the target of a stream; start the worker with the first one. Raises SbpError."""
         name = self._stream if stream is None else stream
         if name is None:
             raise ConfigurationError("say which stream: send(..., stream=...), or producer(stream)")
@@ -278,9 +357,10 @@ class AsyncProducer(OfProcess):
 
     @internal
     async def make_room(self, stream: str | None, size_bytes: int = 0) -> Target:
-        """Return the target once a record of this size can be sent to it. Raises what `send` does.
+        """Return the target of a stream once a record of this size can be sent to it.
 
-        Asks the servers what is not known of the stream, and waits while the buffer is full.
+        Asks the servers about a stream that is new, and waits while the buffer is full. Raises what
+        `send` raises.
         """
         target = self.targets.get(stream) or await self._find(stream)
         if size_bytes > target.record_bytes_max:
@@ -288,13 +368,13 @@ class AsyncProducer(OfProcess):
         outbox = self.outbox
         while outbox.room_bytes <= 0:
             outbox.check_open()
-            if outbox.seal_if_idle():  # nothing else would make room before that has lingered
+            if outbox.seal_if_idle():  # else nothing makes room before the linger time
                 self._gate.notify()
             await self._gate.wait(None)
         return target
 
     async def _run(self) -> None:
-        """Append what is sent, until the producer is closed or fails."""
+        """Append the batches of the outbox until the producer is closed or fails."""
         try:
             await self._deliver()
         except SbpError as error:
@@ -331,7 +411,7 @@ class AsyncProducer(OfProcess):
                 number += 1
 
     async def _next_batches(self, *, may_wait: bool) -> list[Outgoing] | None:
-        """Return what is to be sent now; None at the end. It is empty only if it may not wait."""
+        """Return the batches to send now, none if it may not wait for some; None at the end."""
         while True:
             batches = self.outbox.take()
             if batches or not may_wait:
@@ -381,7 +461,7 @@ class AsyncProducer(OfProcess):
         self._callers.settle(settle)
 
     def _settle(self, batch: Outgoing, base_offset: int, error: SbpError | None = None) -> None:
-        """Let the futures of a batch be done, and call the callback of the producer."""
+        """Complete the futures of a batch, and call the callback of the producer."""
         batch.receipt.settle(base_offset, error)
         if self._on_delivery is not None:
             name = self._names[batch.stream_id]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
 from functools import partial
@@ -16,34 +16,45 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sbp_core.app import defaults
-from sbp_core.app.aio.targets import enlarged, find_target
-from sbp_core.app.encoding import Outgoing, encoded, record_bytes
+from sbp_core.app.encoding import (
+    Outgoing,
+    Rows,
+    Target,
+    encode_given,
+    encoded,
+    enlarged,
+    find_target,
+    record_bytes,
+)
 from sbp_core.app.outbox import Batching, Outbox
 from sbp_core.app.process import OfProcess, use_here
-from sbp_core.app.rows import Rows, Target, encode_given
 from sbp_core.client import AppendItem, AsyncClient, one_shot_producer, txn_id_of
 from sbp_core.client import Transaction as Staging
 from sbp_core.client.facades import internal
-from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.errors import ConfigurationError
 from sbp_core.wording import listed
+
+_LOG: Final = logging.getLogger("sbp_core.app")
 
 
 class _State(Enum):
-    """Committing is entered by the first `commit`; what fails there may be repeated."""
+    """The first `commit` enters COMMITTING, `abort` ABORTING. Both may be repeated there."""
 
     OPEN = "open"
     COMMITTING = "being committed"
     COMMITTED = "committed"
+    ABORTING = "being aborted"
     ABORTED = "aborted"
 
 
 class AsyncTransaction(OfProcess):
     """Records of several streams that become visible together, or not at all.
 
-    Made by `AsyncConnection.transaction`. As a context manager it commits at the end of the block,
-    and aborts if that raises. Records are staged some MiB at a time: they are durable then, and no
-    consumer reads them before the commit. Readers of two streams may see the records of one a
-    moment before those of the other. For one task.
+    Made by `AsyncConnection.transaction`, for one task. As a context manager it commits at the end
+    of the block, and aborts if the block raises. Records are staged some MiB at a time: staged
+    records are durable, and no consumer reads them before the commit. A reader of two streams may
+    see the records of one stream a moment before the records of the other. The work that a
+    cancelled call has begun goes on: the next call, and the end of the block, wait for it.
     """
 
     def __init__(self, client: AsyncClient, streams: Iterable[str]) -> None:
@@ -52,16 +63,17 @@ class AsyncTransaction(OfProcess):
         self._targets: dict[str, Target] = {}
         batching = Batching(linger_ms=math.inf, buffer_bytes=defaults.TAKE_BYTES)
         self._outbox = Outbox(batching, time.monotonic)
-        """Records that are not staged yet: they are once the buffer is full, and at the commit."""
+        """The records that are not staged yet: the commit, or a full buffer, stages them."""
         self._stored_count = 0
         self._producer = one_shot_producer()
         self._staging = Staging(txn_id_of(self._producer, 0, uuid.uuid4().hex))
         self._hash = blake2b(digest_size=16)
         self._record_count = 0
         self._unstaged_count = 0
-        """Batches that were taken to be staged, and are not known to be."""
+        """Batches that were taken from the outbox, and are not known to be staged."""
         self._work: asyncio.Task[None] | None = None
-        """Stages or commits; it outlives a caller that is cancelled, and the next use awaits it."""
+        """Stages or commits. The task outlives a caller that is cancelled: the next call waits for
+        it, whichever that is."""
         self._state = _State.OPEN
         self._refusal: ConfigurationError | None = None
         """The error of every use in the child of a fork."""
@@ -79,9 +91,9 @@ class AsyncTransaction(OfProcess):
         """Send a record to one of the streams.
 
         `timestamp_us` is in microseconds since the epoch (UTC), or a datetime; by default now.
-        Raises ConfigurationError for another stream, or if the transaction is over,
+        Raises ConfigurationError for another stream, or if the transaction is over;
         RecordBatchError for a record that is too large, SchemaError for a typed stream, TypeError
-        and ValueError as the method of producers does, SbpError.
+        and ValueError as `AsyncProducer.send`, SbpError.
         """
         while not self.offer(stream, value, key, headers, timestamp_us):
             await self.make_room(stream, record_bytes(value, key, headers))
@@ -104,9 +116,9 @@ class AsyncTransaction(OfProcess):
 
     @internal
     async def make_room(self, stream: str, size_bytes: int = 0) -> Target:
-        """Stage what is collected; return the target of a stream, which takes a record of a size.
+        """Stage the collected records; return the target of a stream.
 
-        Raises RecordBatchError if the record is too large, SbpError.
+        Raises RecordBatchError if the stream takes no record of `size_bytes`, SbpError.
         """
         self._check_open(stream)
         if stream not in self._targets:
@@ -132,18 +144,16 @@ class AsyncTransaction(OfProcess):
     async def commit(self) -> None:
         """Let all records become visible. Raises SbpError.
 
-        After an error with the outcome UNKNOWN they may be visible, now or later: call it again, as
-        after a cancellation.
-        Raises ConfigurationError if the transaction is over, or if something was not staged.
+        After an error with the outcome UNKNOWN the records may become visible, now or later. Call
+        `commit` again then, as after a cancellation. Raises ConfigurationError if the transaction
+        is over, or if some records were not staged.
         """
         self._check_process()
         was_left = self._work is not None
-        await self._settle()
+        await self._finish_work()
         if was_left and self._state is _State.COMMITTED:
             return
-        if self._state not in {_State.OPEN, _State.COMMITTING}:
-            raise self._over()
-        await self._do(self._commit)
+        await self._do(self._commit, {_State.OPEN, _State.COMMITTING})
 
     async def _commit(self) -> None:
         await self._stage_collected()
@@ -165,17 +175,21 @@ class AsyncTransaction(OfProcess):
     async def abort(self) -> None:
         """Drop all records. Raises SbpError; they never become visible in any case.
 
-        Raises ConfigurationError once `commit` was called.
+        Waits until cancelled calls have staged the records that they had begun to stage.
+        After an error or a cancellation it may be called again. Raises ConfigurationError once
+        `commit` was called.
         """
         self._check_process()
-        with suppress(SbpError):
-            await self._settle()
-        if self._state is not _State.OPEN:
+        await self._end_work()
+        # No await between the end of the work and the new state: a call that waited for the same
+        # work finds the transaction aborted, and stages nothing behind the abort.
+        if self._state not in {_State.OPEN, _State.ABORTING}:
             raise self._over()
-        self._state = _State.ABORTED
+        self._state = _State.ABORTING
         parts = self._staging.parts()
         if parts:
             await self._client.abort_txns(parts)
+        self._state = _State.ABORTED
 
     async def __aenter__(self) -> Self:
         return self
@@ -186,11 +200,12 @@ class AsyncTransaction(OfProcess):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._state is not _State.OPEN:
-            return
-        if kind is None:
+        if kind is None and self._state is _State.OPEN:
             await self.commit()
-        else:
+            return
+        # A commit that was cancelled in the block goes on: its client may be closed behind it.
+        await self._end_work()
+        if self._state is _State.OPEN:
             await self.abort()
 
     @internal
@@ -226,21 +241,42 @@ class AsyncTransaction(OfProcess):
         """Stage batches. Raises SbpError."""
         await self._do(partial(self._stage, batches))
 
-    async def _do(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do something to its end, also if the caller is cancelled: batches were taken for it."""
-        await self._settle()
-        self._work = asyncio.create_task(begin())
-        await self._settle()
+    async def _do(
+        self,
+        begin: Callable[[], Coroutine[Any, Any, None]],
+        states: Collection[_State] = (_State.OPEN,),
+    ) -> None:
+        """Do work to its end even if the caller is cancelled: batches were taken for it.
 
-    async def _settle(self) -> None:
-        """Wait for the work that a cancelled caller may have left. Raises its error."""
-        work = self._work
-        if work is not None:
-            try:
-                await asyncio.shield(work)
-            finally:
-                if work.done():
-                    self._work = None
+        Raises ConfigurationError unless the transaction is in one of the states when it begins.
+        """
+        await self._finish_work()
+        if self._state not in states:
+            raise self._over()
+        self._work = asyncio.create_task(begin())
+        await self._finish_work()
+
+    async def _finish_work(self) -> None:
+        """Wait for the work of this call, or of a cancelled one. Raises the error of the work."""
+        error = await self._maybe_error()
+        if error is not None:
+            raise error
+
+    async def _end_work(self) -> None:
+        """Wait for the work that a cancelled call left, and log its error."""
+        error = await self._maybe_error()
+        if error is not None:
+            _LOG.warning("cancelled call failed txn=%s: %r", self._staging.txn_id, error)
+
+    async def _maybe_error(self) -> BaseException | None:
+        """Return the error of the work once there is none any more."""
+        error: BaseException | None = None
+        while (work := self._work) is not None:
+            await asyncio.wait([work])
+            if self._work is work:  # else another call has its error
+                self._work = None
+                error = asyncio.CancelledError() if work.cancelled() else work.exception()
+        return error
 
     async def _stage(self, batches: Sequence[Outgoing]) -> None:
         self._unstaged_count += len(batches)

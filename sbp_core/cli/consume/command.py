@@ -32,12 +32,12 @@ from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
 from sbp_core.cli.output import noticing_reader, write_notice
 from sbp_core.cli.values import PATH, POSITION, POSITIVE, STREAM, TIMESTAMP, Value
 from sbp_core.client import Client, RetryPolicy
-from sbp_core.client.stream_position import (
+from sbp_core.errors import ConfigurationError
+from sbp_core.operating.stream_position import (
     Position,
     PositionKind,
     position_at,
 )
-from sbp_core.errors import ConfigurationError
 from sbp_core.wording import counted
 
 _EXIT_INTERRUPTED: Final = 130

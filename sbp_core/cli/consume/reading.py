@@ -12,8 +12,8 @@ from sbp_core.cli.connect import parse_stream
 from sbp_core.cli.consume.spans import Plan, Wanted, make_plan, rest_of
 from sbp_core.cli.output import flush, write_notice
 from sbp_core.client import Client
-from sbp_core.client.stream_position import check_order
 from sbp_core.errors import ConfigurationError, DamagedBatchError, RecordBatchError
+from sbp_core.operating.stream_position import check_order
 
 
 class Reading:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sbp_core.app.positions import Span
-from sbp_core.app.selection import Selection
+from sbp_core.app.positions import Selection, Span
 from sbp_core.cli.connect import find_reach, parse_stream
 from sbp_core.cli.values import check_interval
 from sbp_core.client import Client, Reach
-from sbp_core.client.stream_position import Position, PositionKind, find_offset
 from sbp_core.errors import NotFoundError, OffsetOutOfRangeError
+from sbp_core.operating.stream_position import Position, PositionKind, find_offset
 from sbp_core.wording import listed
 
 

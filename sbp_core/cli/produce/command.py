@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from sbp_core.app.blocking import Committer
-from sbp_core.app.rows import Target
+from sbp_core.app.encoding import Target
 from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
 from sbp_core.cli.connect import checked_new_name, connect, find_stream
 from sbp_core.cli.formats import CSV, FORMAT, JSON, LINES, maybe_format_of

@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbp_core.app.rows import Target
+from sbp_core.app.encoding import Target
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import ROWS_SCHEMA
 from sbp_core.records.json_parsing import RowFault

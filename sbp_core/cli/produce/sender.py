@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from sbp_core.app.rows import Target
+from sbp_core.app.encoding import Target
 from sbp_core.cli.produce.delivery import Delivery, OnAcknowledged
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.wording import counted

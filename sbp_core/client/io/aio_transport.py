@@ -1,7 +1,7 @@
 """The transport of the client: the pool of its connections, and the calls of one operation.
 
-All of it belongs to one event loop. The calls of an operation are described in
-operations/open_calls.py: read that first.
+Both belong to one event loop. Read operations/open_calls.py first, which describes the calls of an
+operation.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from functools import lru_cache
 from typing import ClassVar, Self
 
 from sbp_core import limits
+from sbp_core.client.connecting import Connecting, parse_endpoint
 from sbp_core.client.io.answer_limits import Ticket
 from sbp_core.client.io.connection import AsyncConnection
 from sbp_core.client.operations.open_calls import Arrival, Call, Sink, timed
-from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import ClientClosedError, ConfigurationError, SbpError
 from sbp_core.sockets import is_own_address
 from sbp_core.tls import ready
@@ -32,8 +32,8 @@ from sbp_core.wire.opcodes import Opcode
 def is_own_endpoint(endpoint: str) -> bool:
     """Whether an endpoint is on this machine, by its address or this machine's name.
 
-    Other names are not resolved, which may block. Nothing is sent: a UDP socket that connects asks
-    the system for the route only.
+    Other names are not resolved, because that may block. Nothing is sent: connecting a UDP socket
+    only asks the system for the route.
     """
     host, port = parse_endpoint(endpoint)
     try:
@@ -50,16 +50,16 @@ def is_own_endpoint(endpoint: str) -> bool:
 
 
 class AsyncPool:
-    """The connections of the tasks of one loop at a time, one for each endpoint.
+    """The connections of one event loop at a time, one for each endpoint.
 
-    A connection that is no longer usable (lost, after GOAWAY, unresponsive, or idle for so long
-    that the server may be closing it) is replaced at the next call. A second loop, as of another
-    `asyncio.run`, starts without connections, and so does the child of a fork. Raises
+    The next call replaces a connection that is no longer usable: lost, after GOAWAY, unresponsive,
+    or idle for so long that the server may be closing it. A second loop, such as the loop of
+    another `asyncio.run`, starts without connections, and so does the child of a fork. Raises
     ConfigurationError if the files of TLS cannot be used.
     """
 
     _left: ClassVar[list[object]] = []
-    """The connections of parents: collected in a child, they would be closed."""
+    """The connections of parent processes: garbage collection in a child would close them."""
 
     def __init__(
         self, connecting: Connecting, *, clock: Callable[[], float] = time.monotonic
@@ -88,7 +88,7 @@ class AsyncPool:
         return AsyncCalls(self, self._clock)
 
     def acquire(self, endpoint: str) -> AsyncConnection:
-        """Return the connection that a call uses if it is started now; it may have to be made.
+        """Return the connection for a call that starts now; make it if there is none.
 
         Raises SbpError as `start` does, ConfigurationError while another loop uses the client,
         ClientClosedError after `close`.
@@ -103,8 +103,8 @@ class AsyncPool:
         idle_seconds = now - self._used_at.get(endpoint, now)
         self._used_at[endpoint] = now
         if known is not None:
-            # Half of the time after which a server closes an idle connection: a call that is sent
-            # while the server closes it would be lost.
+            # Half of the time after which a server closes an idle connection, because a call that
+            # is sent while the server closes the connection would be lost.
             if known.is_usable and idle_seconds < limits.IDLE_CONNECTION_MS / 2000:
                 return known
             known.retire()
@@ -132,9 +132,10 @@ class AsyncPool:
             self._loop, self._pid = None, os.getpid()
 
     async def close(self) -> None:
-        """End all connections; calls that are open fail, new ones are refused.
+        """End all connections; open calls fail, and new calls are refused.
 
-        If this is cancelled they end nevertheless; another close waits for them.
+        If the call is cancelled, the connections end nevertheless, and another `close` waits for
+        them.
         """
         self._leave_parent()
         self._is_closed = True
@@ -146,20 +147,20 @@ class AsyncPool:
 
 
 class AsyncCalls:
-    """The open calls of one operation, on the running loop, and what arrived for them."""
+    """The open calls of one operation, on the running loop, and their arrivals."""
 
     def __init__(self, pool: AsyncPool, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
         self._clock = clock
         self._count = 0
         self._deadlines: dict[int, float] = {}
-        """By number: of the calls whose last arrival is still to come."""
+        """The deadlines of calls whose last arrival is still to come, by number."""
         self._arrivals: deque[Arrival] = deque()
         """Arrivals that the operation has not asked for yet."""
         self._sent: dict[int, tuple[AsyncConnection, Ticket, Opcode]] = {}
-        """By number: the connection and the ticket of a call."""
+        """The connection, ticket and opcode of each sent call, by number."""
         self._news: asyncio.Future[None] | None = None
-        """Done when something arrives for the operation that waits, or at its deadline."""
+        """Done when something arrives for the waiting operation, or at its deadline."""
 
     def now_ms(self) -> float:
         """Return the time in ms."""
@@ -201,7 +202,7 @@ class AsyncCalls:
             await self._wait_for_news(until_ms)
 
     def abandon(self, number: int) -> None:
-        """Stop listening to a call, and forget what arrived for it."""
+        """Stop listening to a call, and forget its arrivals."""
         self._deadlines.pop(number, None)
         self._arrivals = deque(each for each in self._arrivals if each.number != number)
         if number in self._sent:
@@ -226,7 +227,7 @@ class AsyncCalls:
     def _expire(self) -> bool:
         """Give up the calls whose deadline passed; return whether there were any.
 
-        A call that the server made wait by `throttle_time_ms` has that much longer.
+        The deadline of a call moves by the `throttle_time_ms` that the server asks for.
         """
         has_expired = False
         now_ms = self.now_ms()

@@ -1,4 +1,4 @@
-"""Limits of what a server sends: the answer of a call, and what no call waits for."""
+"""Limits for the bytes of a server: the answer of a call, and frames that no call waits for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sbp_core.wire.frame import Frame
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A call that a caller waits for; it has no id while it is held.
+    """A call that a caller waits for. A call that is held has no id.
 
-    `bytes_max` bounds its answer, so that one that never ends is an error. `throttled_ms` is what
-    its deadline has seen of the waits that the server asked for.
+    `bytes_max` bounds the answer, so that an answer without an end becomes an error. `throttled_ms`
+    is the part of the server's waits that the call's deadline includes already.
     """
 
     sink: Sink
@@ -25,23 +25,22 @@ class Ticket:
     throttled_ms: float = 0.0
 
     def maybe_excess(self, frame: Frame) -> ProtocolError | None:
-        """Count a frame; return the error of a call whose answer is too long."""
+        """Count a frame; return an error if the answer of the call is too long."""
         self.received_bytes += len(frame.header) + len(frame.payload) + limits.ANSWER_FRAME_BYTES
         if self.received_bytes <= self.bytes_max:
             return None
         return ProtocolError(
-            f"the answer is longer than {self.bytes_max} bytes, the most that this call may be"
-            " answered with; its end did not come"
+            f"the answer has no end after {self.bytes_max} bytes, the most that this call accepts"
         )
 
 
 class Unasked:
-    """Counts what a server sends that no call waits for, and what it makes the client send.
+    """Counts the frames that no call waits for, and the answers that they make the client send.
 
-    A client answers PING and HEARTBEAT, drops late answers, and skips unknown frames. Each of these
-    is legal, so a server may send them without end: they may cost a bounded amount of memory, and
-    then the connection. The counts start again when a frame arrives that a call waits for, and
-    when nothing waits to be sent.
+    A client answers PING and HEARTBEAT, drops late answers, and skips unknown frames. All of these
+    are legal, so a server may send them without end. They cost a bounded amount of memory, and then
+    the connection. The counts start again when a frame arrives that a call waits for, and when all
+    bytes are sent.
     """
 
     def __init__(self) -> None:
@@ -50,20 +49,20 @@ class Unasked:
         self._answer_bytes = 0
 
     def on_received(self, count: int) -> None:
-        """Count bytes from the server, whatever they are."""
+        """Count bytes from the server, of any frame."""
         self._received_bytes += count
 
     def on_awaited(self, frame_count: int) -> None:
-        """Start again: of the `frame_count` frames so far the last one was waited for."""
+        """Start to count again: a call waited for the last of the `frame_count` frames so far."""
         self._received_bytes = 0
         self._frames_before = frame_count
 
     def on_sent(self) -> None:
-        """Start again: the server has read, or the system has taken, all answers so far."""
+        """Start to count again: the system has taken all answers so far."""
         self._answer_bytes = 0
 
     def check_received(self, frame_count: int) -> None:
-        """Raise ProtocolError if the server sends too much that no call waits for."""
+        """Raise ProtocolError if the server sent too many frames that no call waits for."""
         frames = frame_count - self._frames_before
         if frames > limits.UNASKED_FRAMES_MAX or self._received_bytes > limits.UNASKED_BYTES_MAX:
             raise ProtocolError(
@@ -73,7 +72,7 @@ class Unasked:
             )
 
     def maybe_refusal(self, request: Frame, unsent_bytes: int) -> SbpError | None:
-        """Return why a request of the server is not answered as it asks, while it reads slowly."""
+        """Return why a large request is refused while the server reads slowly, or None."""
         echo_bytes = len(request.header) + len(request.payload)
         if echo_bytes <= limits.PING_ECHO_BYTES or unsent_bytes <= limits.PING_UNSENT_BYTES_MAX:
             return None
@@ -83,7 +82,7 @@ class Unasked:
         )
 
     def on_answer(self, answer_bytes: int) -> None:
-        """Count an answer to the server. Raises ProtocolError if it does not read the others."""
+        """Count an answer. Raises ProtocolError if the server does not read earlier answers."""
         self._answer_bytes += min(answer_bytes, limits.PING_ECHO_BYTES)
         if self._answer_bytes > limits.ANSWERS_UNSENT_BYTES_MAX:
             raise ProtocolError(

@@ -1,6 +1,6 @@
 """A connection of the client: the socket and the timers of one conversation.
 
-It belongs to the event loop in which it was made. The protocol is in conversation.py.
+A connection belongs to the event loop that made it. The protocol is in conversation.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import ssl
 from typing import Final, cast
 
 from sbp_core import limits
+from sbp_core.client.connecting import Connecting, parse_endpoint
 from sbp_core.client.io.answer_limits import Ticket
-from sbp_core.client.io.connection_errors import connect_failed, lost, unread
-from sbp_core.client.io.conversation import Conversation, Phase
+from sbp_core.client.io.conversation import Conversation, Phase, connect_failed, lost, unread
 from sbp_core.client.operations.open_calls import Call, Sink
-from sbp_core.client.types import Connecting, parse_endpoint
 from sbp_core.errors import SbpError
 from sbp_core.sockets import AsyncSocket, TlsLink
 from sbp_core.tls import Channel, ready
@@ -27,11 +26,11 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """A connection to `endpoint` that is being made while the first calls are queued already.
+    """A connection to `endpoint`. The first calls are queued while the connection is being made.
 
-    `_ended` is done as soon as there is no socket any longer, and never will be. A connection that
-    was just made is not cancelled but aborted: uvloop forgets `connection_lost` for one whose
-    `create_connection` is cancelled after `connection_made`.
+    `_ended` is done once the socket is closed, or will never be opened. A connection that was just
+    made is aborted, not cancelled: uvloop forgets `connection_lost` if `create_connection` is
+    cancelled after `connection_made`.
     """
 
     def __init__(self, endpoint: str, client_id: str, connecting: Connecting) -> None:
@@ -42,7 +41,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._conversation = Conversation(
             endpoint,
             client_id,
-            connecting.all_wishes,
+            connecting.all_features,
             connecting.credentials,
             identity=connecting.shown_identity,
             clock=self._loop.time,
@@ -64,7 +63,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether its calls have ended and its socket is closed or closing."""
+        """Whether all calls have ended, and the socket is closed or closing."""
         return self._conversation.phase is Phase.CLOSED
 
     def start(self, call: Call, sink: Sink) -> Ticket:
@@ -92,13 +91,13 @@ class AsyncConnection(asyncio.BufferedProtocol):
         return self._conversation.extension_ms(ticket)
 
     def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
-        """Give up a call whose deadline passed, and the connection after its open calls."""
+        """Give up a call whose deadline passed, and retire the connection."""
         error = self._conversation.expire(ticket, opcode)
         self._close_if_finished()
         return error
 
     def retire(self) -> None:
-        """Accept no new calls, and close after the open ones."""
+        """Accept no new calls, and close when the open calls have ended."""
         self._conversation.retire()
         self._close_if_finished()
 
@@ -111,7 +110,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._connecting.cancel()
 
     async def close(self) -> None:
-        """Abort the connection, and return when its socket is closed, or soon."""
+        """Abort the connection; return when the socket is closed, or after CLOSE_TIMEOUT_MS."""
         self.abort()
         waiting = {self._connecting, self._ended}
         _, pending = await asyncio.wait(waiting, timeout=limits.CLOSE_TIMEOUT_MS / 1000)
@@ -125,7 +124,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     # asyncio.BufferedProtocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send what is queued."""
+        """Send the queued calls."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_HIGH_BYTES)
         self._socket = AsyncSocket(self._transport)
@@ -136,7 +135,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._send([*queued, *self._conversation.on_connected()])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what is open."""
+        """Fail the open calls."""
         endpoint, link = self._conversation.endpoint, self._transport
         error: SbpError = lost(endpoint, exc or "the server closed it")
         if isinstance(exc, ssl.SSLError) and isinstance(link, TlsLink) and link.is_unanswered:
@@ -145,7 +144,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._note_ended()
 
     def pause_writing(self) -> None:
-        """Let `drain` wait."""
+        """Make `drain` wait."""
         self._may_write.clear()
 
     def resume_writing(self) -> None:
@@ -181,9 +180,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 await self._connect_securely(ready(self._tls).client_channel(host))
         except (PlainTextError, ssl.SSLError) as failure:
             self._end(tls_error(self._conversation.endpoint, host, failure))
-        except (OSError, UnicodeError, RuntimeError) as failure:  # or an executor that is closed
+        except (OSError, UnicodeError, RuntimeError) as failure:  # the last: a closed executor
             self._fail_to_connect(failure)
-        except asyncio.CancelledError:  # from outside perhaps, with a connection just made
+        except asyncio.CancelledError:  # perhaps from outside, when a connection was just made
             self._end(lost(self._conversation.endpoint, "the making of it was cancelled"))
             self._transport = self._socket = None
             raise
@@ -193,7 +192,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 self._note_ended()
 
     async def _connect_securely(self, channel: Channel) -> None:
-        """Connect, and return after the handshake. Raises what ends it."""
+        """Connect, and return after the handshake. Raises the error that ends it."""
         link = TlsLink(self, channel)
         await self._loop.create_connection(lambda: link, *self._address)
         try:
@@ -225,7 +224,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 self._watch_for_stall(self._socket)
 
     def _watch_for_stall(self, sending: AsyncSocket) -> None:
-        """Look later whether the server has read any of what waits to be sent."""
+        """Check later whether the server has read any of the unsent bytes."""
         sent_bytes = sending.sent_bytes
 
         def look() -> None:
@@ -242,7 +241,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._stall_timer = self._loop.call_later(limits.WRITE_STALL_MS / 1000, look)
 
     def _resume_later(self) -> None:
-        """Send what is held when the server reads again."""
+        """Send the held calls when the server reads again."""
         if self._resume_timer is None:
             self._resume_timer = self._loop.call_at(
                 self._conversation.throttling.until, self._resume
@@ -256,7 +255,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def _close_if_finished(self) -> None:
         if self._conversation.is_finished:
-            self.abort()  # the unsent bytes are of calls that were given up
+            self.abort()  # unsent bytes belong to calls that were given up
 
     def _note_ended(self) -> None:
         for timer in (self._stall_timer, self._resume_timer):

@@ -1,16 +1,16 @@
 """One connection of a client, without I/O: the session, and the calls that wait for answers.
 
-Shared by the blocking and the asyncio transport, which add sockets and, where needed, a lock.
-
-The answer to the greeting shows the features that the server accepts. Calls that depend on these
-are held until then; all others go out at once. Read `Conversation.start` and `Conversation.receive`
-first.
+The answer to the greeting has the features that the server accepts. Calls that depend on features
+are held until then; all others are sent at once. Read `Conversation.start` and
+`Conversation.receive` first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Final
@@ -18,13 +18,13 @@ from typing import Final
 from sbp_core import limits
 from sbp_core.access.credentials import BearerToken, Credentials
 from sbp_core.client.io.answer_limits import Ticket, Unasked
-from sbp_core.client.io.connection_errors import lost, not_sent
 from sbp_core.client.io.identifying import Identifying
 from sbp_core.client.io.throttling import Throttling
 from sbp_core.client.operations.open_calls import Call, Sink
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
+    ConnectionLostError,
     DeadlineExceededError,
     HeaderError,
     NotLeaderError,
@@ -38,7 +38,7 @@ from sbp_core.errors import (
 )
 from sbp_core.record_sizes import LARGEST
 from sbp_core.session.connection import Connection
-from sbp_core.session.negotiation import Agreement, FeatureName, Wishes, offer, settle
+from sbp_core.session.negotiation import Agreement, FeatureName, RequestedFeatures, offer, settle
 from sbp_core.session.states import (
     CallFailed,
     ConnectionBroken,
@@ -72,7 +72,7 @@ _WITHOUT: Final = {
     FeatureName.COMPARE_AND_SET: "properties and expected cursors: upgrade the placement driver",
     FeatureName.REPLICATION: "copies of ranges in a version known here: upgrade the older server",
 }
-"""By feature that calls need: what a server without it lacks, and the remedy."""
+"""By feature of a call: what a server without the feature lacks, and the remedy."""
 
 
 class Phase(enum.Enum):
@@ -85,16 +85,16 @@ class Phase(enum.Enum):
 
 
 class Conversation:
-    """The calls of one connection to `endpoint`. Not safe for threads: the owner locks.
+    """The calls of one connection to `endpoint`, for one thread.
 
-    Sinks get the frames of their call's answer, or one error, and must not block.
+    A sink gets the frames of its call's answer, or one error, and must not block.
     """
 
     def __init__(
         self,
         endpoint: str,
         client_id: str,
-        wishes: Wishes,
+        features: RequestedFeatures,
         credentials: Credentials | BearerToken | None = None,
         *,
         identity: str = "none",
@@ -103,7 +103,7 @@ class Conversation:
         self.endpoint = endpoint
         self.phase = Phase.CONNECTING
         self._client_id = client_id
-        self._offer = offer(wishes)
+        self._offer = offer(features)
         self._greeting_id = 0
         self._session = Connection(LARGEST.frame_bytes)
         self._unasked = Unasked()
@@ -111,7 +111,7 @@ class Conversation:
         self._refusal: UnauthenticatedError | None = None
         self._identifying = None if credentials is None else Identifying(credentials)
         self._renewal_id: int | None = None
-        """The HEARTBEAT that renews the identity, while it is not answered."""
+        """The call id of the HEARTBEAT that renews the identity, until it is answered."""
         self._held: dict[Ticket, Call] = {}
         self._tickets: dict[int, Ticket] = {}
         self._reason: SbpError | None = None
@@ -125,7 +125,7 @@ class Conversation:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no call is open and none can be started, so that its owner closes it."""
+        """Whether no call is open or can be started, so that the owner closes the connection."""
         return not self.is_usable and not self._tickets and not self._held
 
     @property
@@ -136,8 +136,8 @@ class Conversation:
     def greeting(self) -> list[Buffer]:
         """Return the bytes of the first call: a HEARTBEAT that names the client.
 
-        It offers the features, and the token; without one, calls need not wait for its answer.
-        Raises ConfigurationError if there should be a token, and is none.
+        The greeting offers the features, and the token. Without a token calls need not wait for the
+        answer. Raises ConfigurationError if the token cannot be read.
         """
         offered = self._offer
         if self._identifying is not None:
@@ -148,8 +148,8 @@ class Conversation:
     def start(self, call: Call, sink: Sink, unsent_bytes: int = 0) -> tuple[Ticket, list[Buffer]]:
         """Open a call; return its ticket and the bytes to send, none while it is held.
 
-        `unsent_bytes` wait to be sent already. Raises SbpError when the call cannot be sent; if
-        `is_usable` then, another call may be.
+        `unsent_bytes` wait to be sent already. Raises SbpError if the call cannot be sent; other
+        calls can be sent while `is_usable`.
         """
         if self._reason is not None:
             raise not_sent(self.endpoint, self._reason)
@@ -168,12 +168,12 @@ class Conversation:
         return ticket, [*renewal, *self._send(ticket, call)]
 
     def on_connected(self) -> list[Buffer]:
-        """There is a connection: return the bytes of the calls that wait for it still."""
+        """Record that the connection is made; return the bytes of the calls that wait for it."""
         self.phase = Phase.OPEN
         return self._release()
 
     def resume(self) -> list[Buffer]:
-        """Return the bytes of the calls that were held as the server asked for, if that is over."""
+        """Return the bytes of throttled calls, if the wait that the server asked for is over."""
         if not self.throttling.is_over:
             return []
         self.throttling.end()
@@ -191,7 +191,7 @@ class Conversation:
             self._session.abandon_call(ticket.call_id)
 
     def expire(self, ticket: Ticket, opcode: Opcode) -> SbpError:
-        """Give a call up whose deadline passed; return the error that says so."""
+        """Give up a call whose deadline passed; return its error."""
         self.abandon(ticket)
         if self.phase is Phase.CONNECTING:
             return ConnectError(f"no connection to {self.endpoint} in time; nothing was sent")
@@ -200,7 +200,7 @@ class Conversation:
         return DeadlineExceededError(f"{self.endpoint} did not answer {opcode.name} in time")
 
     def retire(self) -> None:
-        """Accept no new calls; the open ones finish."""
+        """Accept no new calls; open calls finish."""
         if self.phase is Phase.OPEN:
             self.phase = Phase.RETIRED
 
@@ -210,22 +210,19 @@ class Conversation:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that are to come before there is anything to do; 1 where that is not known."""
+        """Bytes that have to arrive before there is work; 1 if the number is not known."""
         return self._session.decoder.missing_bytes
 
     def buffer_updated(self, count: int) -> bool:
-        """Accept `count` bytes written into `get_buffer`; return whether to call `receive` now.
-
-        Needs no lock, as long as one thread calls it, `get_buffer` and `receive`.
-        """
+        """Accept `count` bytes written into `get_buffer`; return whether to call `receive` now."""
         self._unasked.on_received(count)
         return self._session.buffer_updated(count)
 
     def receive(self, unsent_bytes: int = 0) -> list[Buffer]:
-        """Give the frames that are complete to the calls that wait; return the bytes to send back.
+        """Give complete frames to the waiting calls; return the bytes to send back.
 
-        `unsent_bytes` wait to be sent already: a server that asks without reading, or sends without
-        being asked, ends the connection.
+        `unsent_bytes` wait to be sent already. The connection ends if the server sends requests and
+        does not read the answers, or sends too many frames that no call waits for.
         """
         outgoing: list[Buffer] = []
         if not unsent_bytes:
@@ -242,7 +239,7 @@ class Conversation:
         return outgoing
 
     def end(self, error: SbpError) -> None:
-        """The connection is over: every open call gets `error`; one that is held was never sent."""
+        """End the connection: open calls get `error`, held calls that they were not sent."""
         self.phase = Phase.CLOSED
         self._reason = self._reason or error
         self._session.close()
@@ -254,7 +251,7 @@ class Conversation:
             ticket.sink(not_sent(self.endpoint, error))
 
     def _is_early(self, call: Call) -> bool:
-        """Whether a call has to wait for the connection, or for more to be known of the server."""
+        """Whether a call has to wait for the connection, the greeting, or the end of a wait."""
         if self.phase is Phase.CONNECTING or self._session.state is not ConnectionState.OPEN:
             return self.phase is Phase.CONNECTING
         if not self._is_greeted:
@@ -265,12 +262,12 @@ class Conversation:
 
     @property
     def _waits_for_identity(self) -> bool:
-        """Whether the identity has ended, and is being renewed."""
+        """Whether the identity has ended while it is being renewed."""
         identifying = self._identifying if self._renewal_id is not None else None
         return identifying is not None and identifying.has_ended
 
     def _release(self) -> list[Buffer]:
-        """Send the held calls for which enough is known now; return their bytes."""
+        """Send the held calls that need not wait any longer; return their bytes."""
         held, self._held = self._held, {}
         outgoing: list[Buffer] = []
         for ticket, call in held.items():
@@ -286,7 +283,7 @@ class Conversation:
     def _send(self, ticket: Ticket, call: Call) -> list[Buffer]:
         if self._refusal is not None and call.opcode is not Opcode.PING:
             raise UnauthenticatedError(self._refusal.code, self._refusal.message)
-        # Before the greeting is answered, the session says what is wrong.
+        # Before the greeting is answered, the session raises the error.
         if self._is_greeted and call.feature is not None and not self.agreement.has(call.feature):
             raise UnsupportedError(
                 StatusCode.UNSUPPORTED_OPERATION,
@@ -299,7 +296,7 @@ class Conversation:
         return buffers
 
     def _check_size(self, call: Call) -> None:
-        """Raise ConfigurationError for a batch that is larger than the server accepts."""
+        """Raise ConfigurationError if the server does not accept a batch of this size."""
         sizes = self.agreement.sizes
         if call.largest_part_bytes > sizes.batch_bytes:
             raise ConfigurationError(
@@ -351,10 +348,10 @@ class Conversation:
         return []
 
     def _on_greeted(self, frame: Frame) -> list[Buffer]:
-        """Adopt the features that the server accepts; return the bytes of what was held.
+        """Adopt the features that the server accepts; return the bytes of the held calls.
 
-        A server that cannot greet now has declined no feature: calls that were held use another
-        connection, and calls that were sent already get their own answers.
+        If the server cannot greet now, no feature is declined: held calls use another connection,
+        and calls that were sent already get their own answers.
         """
         answer = _heartbeat_answer(frame)
         failure = maybe_error(answer.status)
@@ -381,9 +378,9 @@ class Conversation:
         return self._session.start_call(Opcode.HEARTBEAT, encode_header(header))
 
     def _renew_if_due(self) -> list[Buffer]:
-        """Return the bytes of the HEARTBEAT that renews the identity, if it is time for that.
+        """Return the bytes of the HEARTBEAT that renews the identity, if the renewal is due.
 
-        Raises ConfigurationError if there is no token to do it with, and the identity has ended.
+        Raises ConfigurationError if the token cannot be read and the identity has ended.
         """
         identifying = self._identifying
         if identifying is None or self._renewal_id is not None or not identifying.is_due:
@@ -395,7 +392,7 @@ class Conversation:
         return buffers
 
     def _on_renewed(self, frame: Frame) -> list[Buffer]:
-        """Note the answer to a renewal; if it was refused, the former identity holds to its end."""
+        """Handle the answer to a renewal. After a refusal the former identity holds to its end."""
         assert self._identifying is not None
         self._renewal_id = None
         self._unasked.on_awaited(self._session.decoder.seen_count)
@@ -410,7 +407,7 @@ class Conversation:
         return self._release()
 
     def _refuse_calls(self, reason: UnauthenticatedError) -> None:
-        """Refuse calls that wait here; others use a new connection, for which the token is read."""
+        """Refuse the waiting calls. Later calls use a new connection, with a new token."""
         self._refusal = reason
         self.retire()
 
@@ -419,7 +416,7 @@ class Conversation:
         return answer
 
     def _answer(self, request: Frame, unsent_bytes: int) -> list[Buffer]:
-        """Answer what a server may ask its client: PING with its echo, HEARTBEAT in kind."""
+        """Answer a request of the server: PING with its echo, HEARTBEAT with a HEARTBEAT."""
         refusal = self._unasked.maybe_refusal(request, unsent_bytes)
         if refusal is not None:
             return self._session.send_system_error(request, refusal)
@@ -436,9 +433,41 @@ class Conversation:
 
 
 def _heartbeat_answer(frame: Frame) -> HeartbeatResponse:
-    """Return the answer to a HEARTBEAT; of an error its status only; of other bytes nothing."""
+    """Return the answer to a HEARTBEAT: for an error its status, for unreadable bytes nothing."""
     with contextlib.suppress(HeaderError):
         if frame.is_system_error:
             return HeartbeatResponse(status=decode_system_error(frame.header).status)
         return decode_header(HeartbeatResponse, frame.header)
     return HeartbeatResponse()
+
+
+def connect_failed(endpoint: str, failure: Exception, connect_seconds: float) -> ConnectError:
+    """Return the error of a connection that could not be made, with the reason of the system."""
+    reason = str(failure)
+    if isinstance(failure, TimeoutError):
+        reason = f"no answer within {connect_seconds:g} s"
+    elif isinstance(failure, socket.gaierror):
+        reason = str(failure.strerror)
+    elif isinstance(failure, OSError) and failure.errno is not None and failure.errno > 0:
+        reason = os.strerror(failure.errno)
+    return ConnectError(f"cannot connect to {endpoint}: {reason}")
+
+
+def not_sent(endpoint: str, reason: SbpError) -> ConnectError:
+    """Return the error of an unsent call, whose connection ended for this reason."""
+    if isinstance(reason, ConnectError):
+        return reason
+    return ConnectError(f"nothing was sent to {endpoint}: {reason}")
+
+
+def lost(endpoint: str, reason: object) -> ConnectionLostError:
+    """Return the error of a connection that ended while calls were open."""
+    return ConnectionLostError(f"the connection to {endpoint} ended: {reason}")
+
+
+def unread(unsent_bytes: int) -> str:
+    """Return the reason for ending a connection whose server reads nothing."""
+    return (
+        f"the server has read nothing for {limits.WRITE_STALL_MS} ms, and {unsent_bytes} bytes wait"
+        " to be sent"
+    )

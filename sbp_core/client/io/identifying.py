@@ -1,6 +1,6 @@
 """The identity of one connection of a client: when the token is sent, and sent again.
 
-The token is read where it is sent, and not kept.
+The token is read each time it is sent, and is not kept.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _LOG: Final = logging.getLogger(__name__)
 
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9_.-]+")
 NO_IDENTITIES: Final = (
-    "a token was sent, and the cluster accepts none, so it would do everything for any token: send"
+    "a token was sent, and the cluster accepts none: it would allow everything for any token; send"
     " none"
 )
 _RENEWED_AFTER: Final = 0.8
-"""The part of the time of an identity after which it is renewed."""
+"""The share of an identity's lifetime after which it is renewed."""
 _PAUSE_SECONDS: Final = 1.0
 """The shortest pause between renewals."""
 
 
 def read_token(credentials: Credentials | BearerToken) -> bytes:
-    """Return the token. Raises ConfigurationError, which does not show it, without one."""
+    """Return the token. Raises ConfigurationError without one; the error never shows a token."""
     if isinstance(credentials, BearerToken):
         found = credentials.value
     elif credentials.token_env is not None:
@@ -57,7 +57,7 @@ def read_token(credentials: Credentials | BearerToken) -> bytes:
 
 
 class Identifying:
-    """Offers the token of `credentials`, and knows when the identity ends that it gave."""
+    """Offers the token of `credentials`, and knows when the accepted identity ends."""
 
     def __init__(self, credentials: Credentials | BearerToken) -> None:
         self._credentials = credentials
@@ -74,13 +74,13 @@ class Identifying:
         return self._ends_at <= time.monotonic()
 
     def offer(self) -> Feature:
-        """Return the offer of the token as it is now. Raises ConfigurationError without one."""
+        """Return the offer of the present token. Raises ConfigurationError without a token."""
         return identity_offer(read_token(self._credentials))
 
     def maybe_renewal(self) -> Feature | None:
-        """Return the offer, None while it cannot be made and the identity holds.
+        """Return the offer of the token; None if it cannot be read while the identity holds.
 
-        Raises ConfigurationError if it has ended.
+        Raises ConfigurationError if the token cannot be read and the identity has ended.
         """
         try:
             return self.offer()
@@ -91,9 +91,9 @@ class Identifying:
             return None
 
     def accepted(self, features: Iterable[Feature]) -> UnauthenticatedError | None:
-        """Note the answer to an offer; a server that wants no identities declines it.
+        """Handle the answer to an offer; a server without identities declines the offer.
 
-        Returns why calls have to be refused, if they have to.
+        Returns the error that all calls have to get, or None.
         """
         end_ms = maybe_identity_end(features)
         if end_ms is None:

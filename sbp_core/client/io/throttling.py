@@ -1,8 +1,8 @@
 """The waits that a server asks for on one connection: `throttle_time_ms` of its answers.
 
-The server reads nothing for that time, so calls are held here, and the open ones have that much
-longer. Both hold for all callers that share the connection. Nothing fails, so waits that become
-long are logged as warnings: else a client would be slow without a reason that its user can see.
+The server reads nothing for that time, so calls are held, and the deadlines of open calls move by
+the wait, for all callers that share the connection. Nothing fails, so long waits are logged as
+warnings: otherwise a client would be slow without a visible reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WARNING_SECONDS: Final = 60.0
 
 
 class Throttling:
-    """When calls may be sent to a server again, by the answers that it gave.
+    """When calls may be sent to a server again, by its answers.
 
     `clock` gives seconds that never go back. `identity` names the client in the log.
     """
@@ -47,16 +47,16 @@ class Throttling:
 
     @property
     def maybe_seconds_left(self) -> float | None:
-        """For how long calls are held, 0 if that is over; None if none are."""
+        """The time for which calls are held, 0 if it is over; None if no calls are held."""
         return max(self.until - self._clock(), 0.0) if self.is_on else None
 
     @property
     def is_over(self) -> bool:
-        """Whether what is held should be sent now."""
+        """Whether held calls should be sent now."""
         return self.is_on and self.until <= self._clock()
 
     def told(self, wait_ms: int) -> None:
-        """The server asked for a wait."""
+        """Handle the wait that an answer of the server asks for."""
         if not wait_ms:
             return
         now = self._clock()
@@ -82,11 +82,11 @@ class Throttling:
         )
 
     def end(self) -> None:
-        """Hold calls no longer: those that were are being sent."""
+        """Hold calls no longer, because the held calls are being sent."""
         self.is_on = False
 
     def mark_ms(self) -> float:
-        """Return what a call that begins now has seen of all waits so far."""
+        """Return the waits so far, without the rest of the present one, for a new call."""
         return self._total_ms - 1000 * (self.maybe_seconds_left or 0.0)
 
     def since_ms(self, mark_ms: float) -> tuple[float, float]:

@@ -1,6 +1,6 @@
-"""The state of an append: the outcome of each batch, and the frames in which the others go next.
+"""The state of an append: the outcomes of batches, and the frames for the other batches.
 
-Pure; appending.py sends the frames and hands in the answers.
+Pure: appending.py sends the frames, and passes the answers in.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class AppendFrame:
     frame_bytes: int = limits.FRAME_BYTES_MIN + _ITEM_HEADER_BYTES
 
     def takes(self, batch: bytes) -> bool:
-        """Whether one more batch fits; one of more than FRAME_BYTES_MAX has a frame of its own."""
+        """Whether a batch fits. A batch larger than FRAME_BYTES_MAX has a frame of its own."""
         frame_bytes = self.frame_bytes + len(batch) + _ITEM_HEADER_BYTES
         is_fitting = frame_bytes <= limits.FRAME_BYTES_MAX and len(self.indexes) < _ITEMS_MAX
         return is_fitting or not self.indexes
@@ -78,7 +78,7 @@ class AppendFrame:
         feature: FeatureName | None,
         timeout_ms: int,
     ) -> Call:
-        """Return the call that sends it, with the items' batches and marks (SPEC "APPEND")."""
+        """Return the call that sends the batches of the frame and their marks (SPEC "APPEND")."""
         infos = map(_info, range(len(batches)), self.pieces, batches, marks)
         header = AppendRequest(timeout_ms=timeout_ms, append_requests=tuple(infos))
         return Call(
@@ -104,17 +104,18 @@ def _info(request_index: int, piece: RangeInfo, batch: bytes, marks: Marks) -> A
 
 
 _GAPS: Final = (WriterGapError, WriterUnknownError)
-"""Errors for a batch that arrived before an earlier one; the second, before a writer's first."""
+"""Errors of a batch that arrived before an earlier batch, or before the first of its writer."""
 
 
 _LOST: Final = (ConnectError, DeadlineExceededError, RangeSealedError)
-"""Errors after which the primary of a range may not come back, or is not its primary any more."""
+"""Errors after which a primary may not come back, or is no longer the primary of the range."""
 
 
 def _may_be_lost(piece: RangeInfo, error: SbpError) -> bool:
-    """Whether the range may have to end: other replicas say where, or its server sealed it.
+    """Whether the range may have to end: its primary is lost, or its server has sealed it.
 
-    The latter is a seal that the placement driver began and did not record: it was stopped.
+    In the second case the placement driver was stopped after it began the seal, and before it
+    recorded the seal.
     """
     if isinstance(error, RangeSealedError):
         return piece.end_offset is None
@@ -122,7 +123,7 @@ def _may_be_lost(piece: RangeInfo, error: SbpError) -> bool:
 
 
 class _Failure(NamedTuple):
-    """Why a batch was not appended; the server and the range, if it was sent."""
+    """The error of a batch, with the server and the range if the batch was sent."""
 
     error: SbpError
     endpoint: str | None = None
@@ -131,10 +132,10 @@ class _Failure(NamedTuple):
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch; `position` counts those of its stream.
+    """A batch; `position` counts the batches of its stream.
 
-    `range_index` is where it is on its way to, None while it is not. It was sent `behind` others
-    of its stream if not all of them were appended then.
+    A batch in flight has the `range_index` that it was sent to, any other batch None. `is_behind`:
+    earlier batches of the stream were not appended when it was sent.
     """
 
     item: AppendItem
@@ -145,10 +146,10 @@ class _Batch:
 
 
 class AppendState:
-    """The state of one append: each batch is pending, on its way, appended or failed.
+    """The state of one append: each batch is pending, in flight, appended or failed.
 
-    Batches are known by their index in the order in which they were added. One that is appended is
-    forgotten once all before it in its stream are.
+    Batches are known by their index, in the order in which they were added. An appended batch is
+    forgotten once all earlier batches of its stream are appended.
     """
 
     def __init__(self, context: Context, numbering: Numbering) -> None:
@@ -156,9 +157,9 @@ class AppendState:
         self.outcomes: dict[int, AppendOutcome] = {}
         self.failures: dict[int, SbpError] = {}
         self.given_up: set[int] = set()
-        """Streams whose batches failed, while others went on."""
+        """Streams that failed while the other streams went on."""
         self.is_throttled = False
-        """Whether a server had no room for more at a time."""
+        """Whether a server had no room for several frames at a time."""
         self._context = context
         self._numbering = numbering
         self._count = 0
@@ -173,10 +174,10 @@ class AppendState:
         self._has_gap = False
 
     def add(self, items: Sequence[AppendItem]) -> None:
-        """Accept batches, those of one stream in order.
+        """Accept batches, in order within a stream.
 
-        Raises ConfigurationError for one that is unusable, and what the numbering raises; then none
-        of them is accepted.
+        Raises ConfigurationError for an unusable batch, and what the numbering raises. None of the
+        batches is accepted then.
         """
         for index, item in enumerate(items, start=self._count):
             _check_item(index, item)
@@ -199,7 +200,7 @@ class AppendState:
 
     @property
     def unsent(self) -> list[int]:
-        """Batches that are to be sent."""
+        """The batches to send."""
         return [index for index, batch in self._pending() if batch.range_index is None]
 
     @property
@@ -209,12 +210,12 @@ class AppendState:
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
+        """The batches from the first one of each stream on that is not known to be appended."""
         return [batch.item for batch in self._batches.values()]
 
     @property
     def in_doubt(self) -> set[int]:
-        """Batches of which it is not known whether one of the tries, of now or before, worked."""
+        """Batches that one of the tries, of this append or an earlier one, may have appended."""
         on_way = {index for index, batch in self._batches.items() if batch.range_index is not None}
         return self._uncertain | on_way
 
@@ -225,10 +226,10 @@ class AppendState:
     def build_frames(
         self, errors: dict[int, SbpError], busy: Collection[str], now_ms: float
     ) -> list[AppendFrame]:
-        """Return the next frames, one per server; what does not fit stays for the next round.
+        """Return the next frames, one per server; batches that do not fit wait for the next frames.
 
-        `errors` are of streams that cannot be found; servers that are `busy` get nothing. A batch
-        follows others of its stream that are on their way only if its number keeps it behind them.
+        `errors` are of streams that cannot be found. `busy` servers get nothing. A batch is sent
+        while earlier batches of its stream are in flight only if its number keeps the order.
         """
         frames: dict[str, AppendFrame] = {}
         blocked: set[int] = set()
@@ -266,7 +267,7 @@ class AppendState:
         return [frame for frame in frames.values() if frame.indexes]
 
     def _pending(self) -> list[tuple[int, _Batch]]:
-        """Return the batches that are to be appended, or are on their way."""
+        """Return the batches that are waiting or in flight."""
         return [
             (index, batch)
             for index, batch in self._batches.items()
@@ -290,7 +291,7 @@ class AppendState:
         return piece
 
     def on_sent(self, frames: Sequence[AppendFrame]) -> list[Call]:
-        """Record that frames are being sent; return the calls that send them."""
+        """Record that frames are sent now; return their calls."""
         calls = []
         for frame in frames:
             for index, piece in zip(frame.indexes, frame.pieces, strict=True):
@@ -335,17 +336,17 @@ class AppendState:
             )
 
     def _is_about(self, result: AppendResult, index: int) -> bool:
-        """Whether a result speaks of a batch's stream."""
+        """Whether a result is of the stream of a batch."""
         return result.stream_id in {self._batches[index].item.stream_id, -1}
 
     def _on_refused(self, index: int, failure: _Failure) -> None:
         if isinstance(failure.error, _GAPS) and self._batches[index].is_behind:
-            self._has_gap = True  # it is sent again, after those before it
+            self._has_gap = True  # the batch is sent again after the earlier ones
         else:
             self._errors[index] = failure
             piece = failure.piece
-            # A primary that was restarted may lack what the others committed: only a sealed
-            # replica knows that a batch in doubt is not there.
+            # A restarted primary may lack batches that the other replicas committed: only a sealed
+            # replica knows that a batch in doubt was not appended.
             is_sure = index not in self._uncertain or (piece and not piece.is_open_and_replicated)
             if is_sure:
                 self._numbering.on_refused(index, failure.error)
@@ -366,10 +367,10 @@ class AppendState:
             del self._batches[ordered.popleft()]
 
     def settle(self, attempts: Attempts, now_ms: float, *, is_repeatable: bool) -> float:
-        """Decide which batches are sent again, now that none is on its way; return the wait in ms.
+        """Decide which batches to send again, when no frame is in flight; return the wait in ms.
 
-        One that arrived before an earlier one is sent again. Where one failed finally, the later
-        ones of its stream are given up.
+        A batch that arrived before an earlier one is sent again. If a batch has failed finally, the
+        later batches of its stream are given up.
         """
         errors, self._errors, self._has_gap = self._errors, {}, False
         if errors:
@@ -382,7 +383,7 @@ class AppendState:
             if endpoint is not None and piece is not None:
                 replicas = self._context.replicas
                 failed = self._turns[stream_id].after(replicas, piece, endpoint, error, now_ms)
-                if failed is None:  # another replica knows whether the batch is staged
+                if failed is None:  # the next frame asks another replica for the batch
                     continue
                 endpoint, error = failed
             self.is_throttled = self.is_throttled or isinstance(error, ThrottledError)
@@ -409,10 +410,10 @@ class AppendState:
         return longest_ms
 
     def take_suspects(self) -> list[tuple[RangeInfo, SbpError]]:
-        """Return the ranges that may have to end, and why, as of the last failures.
+        """Return the ranges that may have to end, with the errors, and forget them.
 
-        Those are of this append, and of others of the client that gave up. A range that the
-        placement driver has sealed or moved since is left out.
+        The failures are of this append, and of other appends of the client. Ranges that the
+        placement driver has sealed or moved since are left out.
         """
         router = self._context.router
         return [
@@ -423,7 +424,7 @@ class AppendState:
         ]
 
     def give_up_failed(self) -> dict[int, SbpError]:
-        """Forget the streams of batches that failed; return the first failure of each."""
+        """Forget the streams with failed batches; return the first failure of each."""
         failed: dict[int, SbpError] = {}
         for index in sorted(self.failures):
             stream_id = self._batches[index].item.stream_id

@@ -1,18 +1,17 @@
-"""Appending record batches (SPEC "APPEND"): the operations, and the appender that drives one.
+"""Appending record batches (SPEC "APPEND"): `append`, and the appender. Read `_Delivery.run` first.
 
-Order: the batches of one stream are appended in the order given. Where their numbers keep them in
-it, as those of a writer or a transaction do, several frames are on their way at a time; otherwise
-one. A batch that failed is retried only once all that was sent is answered, and, without numbers,
-while no later one of its stream was appended; after a final failure the stream's later batches are
-given up too.
+Order: the batches of one stream are appended in the order given. Batches of a writer or transaction
+have numbers that keep this order, so several frames of a stream are in flight; without numbers one
+frame is. A failed batch is retried once all sent frames are answered, and, without numbers, only
+while no later batch of its stream was appended. After a final failure the later batches of the
+stream are given up, too.
 
-A writer's batches have numbers, so they may be retried whatever their outcome. A server knows the
-offsets of the last WRITER_BATCHES_KEPT only: of a stream at most that many are on their way. A
-transaction numbers its batches in each range, so those of a stream go to one range at a time.
+The batches of a writer may be retried whatever their outcome. A server knows the offsets of the
+last WRITER_BATCHES_KEPT batches, so at most that many batches of a stream are in flight. A
+transaction numbers its batches in each range, so the batches of a stream go to one range at a time.
 
 If the primary of a replicated range is lost, the placement driver is asked to seal the range, and
-the append goes on in the next one by the same rules.
-Read `_Delivery.run` first.
+the append goes on in the next range by the same rules.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from sbp_core import limits
 from sbp_core.client.operations.append_state import AppendFrame, AppendState
-from sbp_core.client.operations.bounds import ended, unanswered_at_end
-from sbp_core.client.operations.calls import Attempts, Context, RetryPolicy
+from sbp_core.client.operations.calls import Attempts, Context
 from sbp_core.client.operations.numbering import Transaction, Writer, begin_numbering
 from sbp_core.client.operations.open_calls import Calls, Reply, pause
 from sbp_core.client.operations.range_placement import locate
+from sbp_core.client.operations.stream_bounds import ended, unanswered_at_end
 from sbp_core.client.operations.stream_changes import seal_ranges
 from sbp_core.client.types import AppendItem, AppendOutcome, RangeInfo
 from sbp_core.errors import ConfigurationError, SbpError, ThrottledError
@@ -43,10 +42,10 @@ _LOG: Final = logging.getLogger("sbp_core.client")
 class AppendKind:
     """How the batches of an append are numbered, if at all, and which are retried.
 
-    `retry_unknown`: also those that may have been appended already (at least once instead of at
-    most once). With a `writer` they are too, and each batch is appended once; UnsupportedError
-    where a server cannot do that. The same holds with a `transaction`, which stages the batches.
-    Raises ConfigurationError for both a writer and a transaction.
+    `retry_unknown` retries batches that may be appended already (at least once, not at most once).
+    A `writer` retries them as well, and each batch is appended once. A `transaction` retries them
+    and stages each batch once. Servers without the extension raise UnsupportedError. Raises
+    ConfigurationError for a writer together with a transaction.
     """
 
     retry_unknown: bool = False
@@ -61,13 +60,13 @@ class AppendKind:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether what may have been appended is sent again."""
+        """Whether batches that may be appended already are sent again."""
         is_numbered = self.writer is not None or self.transaction is not None
         return self.retry_unknown or is_numbered
 
     @contextmanager
     def begin(self, context: Context) -> Iterator[AppendState]:
-        """Yield the state of a new append, which ends with the body.
+        """Yield the state of a new append. The append ends with the body of the `with` statement.
 
         A body that raises leaves the append incomplete.
         """
@@ -84,12 +83,12 @@ class AppendKind:
 async def append(
     context: Context, items: Sequence[AppendItem], kind: AppendKind
 ) -> list[AppendOutcome]:
-    """Append all batches; return where each landed, in the order of `items`.
+    """Append all batches; return the outcome of each, in the order of `items`.
 
-    Batches that are staged have the base offset -1. Raises ConfigurationError before anything is
-    sent when a batch is unusable; otherwise the error of the first item that failed, once all items
-    are settled. Its `outcome` is that of the whole call, and of earlier ones that left batches of
-    it in doubt: NOT_APPLIED only if nothing was appended.
+    Staged batches have the base offset -1. Raises ConfigurationError for an unusable batch, before
+    anything is sent; otherwise the error of the first failed item, once all items are settled. The
+    `outcome` of the error is of the whole call, and of earlier calls that left its batches in
+    doubt: NOT_APPLIED only if nothing was appended.
     """
     with kind.begin(context) as state, context.open_calls() as calls:
         state.add(items)
@@ -99,17 +98,17 @@ async def append(
 
 
 OnAppended = Callable[[int, AppendOutcome], None]
-"""Is called with the number of a batch, and where it was appended."""
+"""Gets the number of a batch, and where it was appended."""
 
 OnFailed = Callable[[int, SbpError], None]
-"""Is called with the id of a stream, and why its batches are given up."""
+"""Gets the id of a stream, and why its batches are given up."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A frame that is on its way, and what came of it so far.
+    """A frame in flight, and its answers so far.
 
-    If nothing came until `doubt_ms`, the placement driver is asked about its ranges.
+    If no answer arrives before `doubt_ms`, the placement driver is asked about the ranges.
     """
 
     frame: AppendFrame
@@ -118,7 +117,7 @@ class _Sent:
 
     @property
     def replicated(self) -> list[RangeInfo]:
-        """The ranges that go on at other servers if this one is lost."""
+        """The ranges of the frame that go on at other servers if this server is lost."""
         return [each for each in self.frame.pieces if each.is_open_and_replicated]
 
 
@@ -133,13 +132,13 @@ class _Delivery:
         self._state = state
         self._is_repeatable = is_repeatable
         self._sent: dict[int, _Sent] = {}
-        """By the numbers of their calls."""
+        """The frames in flight by the numbers of their calls."""
         self._attempts: Attempts | None = None
 
     async def run(self, *, until_answered: bool = True) -> None:
-        """Send everything; return then, or when all of it is answered.
+        """Send all batches; return then, or, `until_answered`, when all are answered.
 
-        The state has the failures then.
+        The state has the failures.
         """
         state = self._state
         now_ms = self._context.now_ms()
@@ -173,14 +172,14 @@ class _Delivery:
         return bool(frames)
 
     async def _replace_lost(self) -> bool:
-        """Let streams go on in new ranges if their primaries fail; return whether any may."""
+        """Ask to seal ranges whose primaries may have failed; return whether any was asked for."""
         return await self._ask_about(self._state.take_suspects())
 
     async def _ask_about(self, suspects: Sequence[tuple[RangeInfo, SbpError]]) -> bool:
-        """Ask the placement driver to look at primaries; return whether it was asked.
+        """Ask the placement driver to check primaries; return whether it was asked.
 
-        It looks by itself; it may not have noticed yet (SPEC "SEAL_RANGE"). One request for a
-        range is enough for all appends of a client.
+        The placement driver checks primaries itself, but may not have noticed a failure yet (SPEC
+        "SEAL_RANGE"). One request for a range is enough for all appends of a client.
         """
         context = self._context
         now_ms = self._context.now_ms()
@@ -196,11 +195,7 @@ class _Delivery:
                 )
         if not lost:
             return False
-        impatient = replace(
-            context,
-            policy=RetryPolicy(budget_ms=0),
-            timeout_ms=min(context.timeout_ms, limits.REPLICA_TIMEOUT_MS),
-        )
+        impatient = context.impatient(limits.REPLICA_TIMEOUT_MS)
         try:
             _, failures = await seal_ranges(impatient, lost, SealCause.PRIMARY_SILENT)
         except SbpError as error:
@@ -212,9 +207,9 @@ class _Delivery:
         return True
 
     async def _doubt(self) -> None:
-        """Ask about primaries that are silent; send again what went to a range that has ended.
+        """Ask about silent primaries; give up frames whose range has ended, to send them again.
 
-        Only what is repeatable: the primary may have appended it, and may still say so.
+        Only repeatable batches are sent again: the silent primary may already have appended them.
         """
         now_ms = self._context.now_ms()
         silent = {number: each for number, each in self._sent.items() if each.doubt_ms <= now_ms}
@@ -232,12 +227,12 @@ class _Delivery:
                 del self._sent[number]
                 self._calls.abandon(number)
                 error = errors[lost[0].stream_id]
-                # Another replica is asked whether it has what was sent.
+                # The next frame asks another replica whether it has the batches.
                 self._context.replicas.on_failure(lost[0], sent.frame.endpoint, error, now_ms)
                 self._state.on_reply(sent.frame, Reply(tuple(sent.answers), error))
 
     def _busy_servers(self) -> set[str]:
-        """Return the servers to which the allowed number of frames or bytes is on its way."""
+        """Return the servers with the allowed number of frames or bytes in flight."""
         counts: dict[str, tuple[int, int]] = {}
         for sent in self._sent.values():
             count, size_bytes = counts.get(sent.frame.endpoint, (0, 0))
@@ -251,7 +246,7 @@ class _Delivery:
         }
 
     async def _receive(self, attempts: Attempts) -> None:
-        """Wait for something of the frames that are on their way."""
+        """Wait for an answer to one of the frames in flight."""
         times = [each.doubt_ms for each in self._sent.values() if each.replicated]
         arrival = await self._calls.receive(self._sent, min(times, default=None))
         if arrival is None:
@@ -303,7 +298,7 @@ class AsyncAppender:
 
     @property
     def unacknowledged(self) -> list[AppendItem]:
-        """The batches that are not known to be appended, and those after them in their streams."""
+        """The batches from the first one of each stream on that is not known to be appended."""
         return [] if self._begun is None else self._begun[0].unacknowledged
 
     async def append(self, items: Sequence[AppendItem]) -> None:
@@ -313,18 +308,18 @@ class AsyncAppender:
             await delivery.run(until_answered=not items)
 
     async def flush(self) -> None:
-        """Return when everything is appended that was given; more may follow. Raises SbpError."""
+        """Return when all batches are appended; more batches may follow. Raises SbpError."""
         await self.append(())
 
     async def finish(self) -> None:
-        """Return when everything is appended; it is over then. Raises SbpError."""
+        """Return when all batches are appended, and end the appender. Raises SbpError."""
         with self._step() as (_, delivery):
             await delivery.run()
         self._is_over = True
         self._open.close()
 
     async def close(self) -> None:
-        """Give up what is not appended. Idempotent."""
+        """Give up the batches that are not appended. Idempotent."""
         self._is_over = True
         self._end(GeneratorExit())
 
@@ -346,7 +341,7 @@ class AsyncAppender:
 
     @contextmanager
     def _step(self) -> Iterator[tuple[AppendState, _Delivery]]:
-        """Report what the body has delivered. The appender is over after an error."""
+        """Report the batches that the body has delivered. An error ends the appender."""
         if self._is_over:
             raise ConfigurationError(
                 "this appender is over: it was finished or closed, or raised an error; begin"

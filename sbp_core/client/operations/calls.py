@@ -1,6 +1,6 @@
-"""Calls with retries, which every operation consists of.
+"""Calls with retries: every operation is made of them. Read `Attempts` and `ask` first.
 
-Read `Attempts` and `ask` first. No I/O: times and random numbers are passed in.
+This module does no I/O: times and random numbers are passed in.
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from sbp_core import limits
-from sbp_core.access.rights import Grant, checked_grant
-from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.client.operations.open_calls import Call, OpenCalls, Reply, gather, pause
 from sbp_core.client.operations.replicas import Replicas
-from sbp_core.client.operations.router import PlacementDrivers, Router, reachable_nodes
+from sbp_core.client.operations.router import PlacementDrivers, Router
 from sbp_core.errors import (
     ClientClosedError,
     ConfigurationError,
@@ -34,28 +32,14 @@ from sbp_core.errors import (
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
+    RESULT_FIELDS,
     AppendResult,
-    ChangeGrantsRequest,
-    ChangeGrantsResponse,
-    DescribePlacementDriverClusterRequest,
-    DescribePlacementDriverClusterResponse,
-    DescribeServersRequest,
-    DescribeServersResponse,
-    DrainServersRequest,
-    DrainServersResponse,
     FetchResult,
-    HaltedRanges,
-    ListGrantsRequest,
-    ListGrantsResponse,
-    PlacementDriverCluster,
-    RangeServer,
     decode_header,
     decode_system_error,
 )
-from sbp_core.wire.headers import Grant as GrantTable
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, with_message
-from sbp_core.wording import counted
 
 _LOG: Final = logging.getLogger("sbp_core.client")
 
@@ -66,11 +50,11 @@ T = TypeVar("T")
 class RetryPolicy:
     """How long (ms) a client retries a failed operation, and how long it waits between tries.
 
-    `budget_ms` is the time without progress after which the error is raised; 0 disables retries,
-    and with `math.inf` they never end. Until a placement driver has answered the client once, it is
-    `first_ms`, if that is less: a wrong address is reported soon. The wait before retry n = 0, 1, 2
-    is random, from 0 to the smaller one of backoff_ms * 2**n and `backoff_ms_max`. If a server asks
-    for a wait, that is added. Only `retriable` errors are retried, if repeating does no harm.
+    The error is raised after `budget_ms` without progress; 0 disables retries, and with `math.inf`
+    they never end. Until a placement driver has answered the client once, the budget is `first_ms`
+    at most, so that a wrong address is reported soon. The wait before retry n = 0, 1, 2 is random,
+    from 0 to the smaller of backoff_ms * 2**n and `backoff_ms_max`, plus the wait that a server
+    asks for. Only `retriable` errors are retried, and only calls that may be repeated.
 
         Client(endpoint, retry=RetryPolicy(budget_ms=5_000))
 
@@ -101,9 +85,10 @@ class RetryPolicy:
     ) -> float | None:
         """Return the wait before the next try, None to give up.
 
-        `is_repeatable`: doing it twice does no harm (a read, or an append whose caller accepts
-        duplicates); otherwise only calls without effect are retried. `attempt_count` tries failed
-        in `elapsed_ms` since the last progress. `is_first`: no placement driver has answered yet.
+        `is_repeatable`: a second execution does no harm (a read, or an append whose caller accepts
+        duplicates); other calls are retried only if the failed one had no effect. `attempt_count`
+        tries failed in `elapsed_ms` since the last progress. `is_first`: no placement driver has
+        answered yet.
         """
         if not error.retriable:
             return None
@@ -111,8 +96,8 @@ class RetryPolicy:
             return None
         doublings = min(max(attempt_count - 1, 0), 30)
         throttle_ms = error.throttle_time_ms if isinstance(error, StatusError) else 0
-        # Full jitter, over the server's throttle time too: calls that were refused together are
-        # not repeated together.
+        # Full jitter, on top of the server's throttle time: otherwise all calls that were refused
+        # together would be repeated together.
         spread_ms = max(self.backoff_ms << doublings, throttle_ms)
         wait_ms = throttle_ms + random.uniform(0, min(spread_ms, self.backoff_ms_max))
         left_ms = self.budget(is_first=is_first) - elapsed_ms
@@ -138,7 +123,7 @@ class PatienceLog:
     ) -> bool:
         """Log that `what` fails with `error` and is retried, without progress since `since_ms`.
 
-        Whether that was logged.
+        Return whether a line was logged.
         """
         logged_at_ms = since_ms if self._logged_at_ms is None else self._logged_at_ms
         if now_ms - max(since_ms, logged_at_ms) < limits.RETRY_LOG_INTERVAL_MS:
@@ -178,6 +163,11 @@ class Context:
     patience_log: PatienceLog = field(default_factory=PatienceLog)
     replicas: Replicas = field(default_factory=Replicas)
 
+    def impatient(self, timeout_ms: int = limits.CONNECT_TIMEOUT_MS) -> Context:
+        """Return a context for calls that are not retried, and have `timeout_ms` at most."""
+        policy = RetryPolicy(budget_ms=0)
+        return replace(self, policy=policy, timeout_ms=min(self.timeout_ms, timeout_ms))
+
 
 class Attempts:
     """How often and how long one operation failed since its last progress, for its retries."""
@@ -189,7 +179,7 @@ class Attempts:
         self._is_logged = False
 
     def on_progress(self, now_ms: float) -> None:
-        """Count from zero again; log that an outage is over whose beginning was logged."""
+        """Count from zero again. If the outage was logged, log its end."""
         if self._is_logged:
             _LOG.warning("servers answer again after %.0f s", (now_ms - self._since_ms) / 1000)
             self._is_logged = False
@@ -202,7 +192,7 @@ class Attempts:
         return not self._count
 
     def on_failure(self) -> None:
-        """Count one more try that failed."""
+        """Count one more failed try."""
         self._count += 1
 
     def maybe_wait_ms(
@@ -216,7 +206,7 @@ class Attempts:
     ) -> float | None:
         """Return the wait before another try after `error`, None to give up.
 
-        `endpoint` is the one that was asked, None if `error` names it, or no server was asked.
+        `endpoint` was asked; None if `error` names the server, or if no server was asked.
         """
         policy, is_first = self._context.policy, not self._context.drivers.have_answered
         wait_ms = policy.maybe_wait_ms(
@@ -246,7 +236,7 @@ class Attempts:
         if isinstance(error, ClientClosedError | TlsError):
             is_silent = False
         elif isinstance(error.__cause__, ProtocolError):
-            is_silent = False  # the peer has said what is wrong
+            is_silent = False  # the peer has answered with a reason
         if endpoint is not None and is_silent:
             remedy = "; is `sbp serve` running there, and reachable from here?"
             if len(drivers.known) > 1 and endpoint in drivers.known:
@@ -263,7 +253,7 @@ def _asked(operation: str, endpoint: str | None) -> str:
 
 
 def unanswered(what: str) -> ProtocolError:
-    """Return the error of an item that the peer's complete answer does not mention."""
+    """Return the error of an item that a complete answer leaves out."""
     error = ProtocolError(f"the server's answer says nothing about {what}")
     error.outcome = Outcome.UNKNOWN
     return error
@@ -280,7 +270,7 @@ def check_system_error(frame: Frame) -> None:
 def decode_answer(frame: Frame, table: type[T]) -> T:
     """Return the header of a response frame.
 
-    Raises StatusError if the whole frame is an error, ProtocolError if it is no valid answer.
+    Raises StatusError if the whole frame is an error, ProtocolError if the frame is not valid.
     """
     try:
         check_system_error(frame)
@@ -296,7 +286,7 @@ def decode_answer(frame: Frame, table: type[T]) -> T:
 
 
 def decode_reply(reply: Reply, table: type[T]) -> list[T]:
-    """Return the headers of all frames of a reply. Raises the error that ends it or is in it."""
+    """Return the headers of all frames of a reply. Raises the error of the reply or of a frame."""
     if reply.error is not None:
         raise reply.error
     return [decode_answer(frame, table) for frame in reply.frames]
@@ -311,12 +301,12 @@ async def ask(
     is_repeatable: bool = True,
     feature: FeatureName | None = None,
 ) -> list[T]:
-    """Ask the placement driver, again where that may help; return the headers of the answer.
+    """Ask the leading placement driver, with retries; return the headers of the answer.
 
-    One that does not lead names the leader, which is asked from then on. Where several were given,
-    one that is down, or is silent for the timeout of a repeatable call, is passed over. The outcome
-    of the error that is raised covers all tries. With a `feature` the call is sent only where it
-    was agreed on.
+    A placement driver that does not lead names the leader, which is asked from then on. If the
+    client was given several, it passes over a placement driver that is down, or that is silent for
+    the timeout of a repeatable call. The outcome of a raised error covers all tries. A call with a
+    `feature` is sent only on connections that agreed on the feature.
     """
     attempts = Attempts(context, context.now_ms())
     is_untouched = True
@@ -352,116 +342,33 @@ async def ask(
         tried.clear()
 
 
-async def placement_drivers(
-    context: Context, asker: RangeServer | None = None
-) -> list[PlacementDriverInfo]:
-    """Return the placement drivers of the cluster; `asker` is the range server that asks."""
-    # SPEC "DESCRIBE_PD_CLUSTER"
-    header = DescribePlacementDriverClusterRequest(asker, context.timeout_ms)
+async def ask_for_each(
+    context: Context,
+    opcode: Opcode,
+    header: object,
+    table: type[T],
+    wanted: tuple[int, str],
+    *,
+    is_repeatable: bool = True,
+    feature: FeatureName | None = None,
+) -> list[Any]:
+    """Ask about several items as `ask` does; return their results.
+
+    `wanted` has the number and the name of the items, such as (2, "streams to trim"). Raises
+    ProtocolError for another number of results.
+    """
     answers = await ask(
-        context, Opcode.DESCRIBE_PD_CLUSTER, header, DescribePlacementDriverClusterResponse
+        context, opcode, header, table, is_repeatable=is_repeatable, feature=feature
     )
-    cluster = answers[-1].cluster or PlacementDriverCluster()
-    context.drivers.learn(cluster)
-    return [PlacementDriverInfo(*node) for node in reachable_nodes(cluster)]
-
-
-async def describe_cluster(context: Context) -> ClusterInfo:
-    """Return the range servers, and what the open ranges of all streams lack."""
-    # SPEC "DESCRIBE_SERVERS"
-    header = DescribeServersRequest(context.timeout_ms)
-    answers = await ask(context, Opcode.DESCRIBE_SERVERS, header, DescribeServersResponse)
-    servers = [
-        RangeServerInfo(
-            each.server.server_id,
-            each.server.advertise_addr or "",
-            each.server.rack,
-            each.is_live,
-            None if each.disk_free_space < 0 else each.disk_free_space,
-            each.led_range_cnt,
-            each.copied_range_cnt,
-            each.sealed_range_cnt,
-            each.unreplicated_range_cnt,
-            each.range_missing_replica_cnt,
-            each.is_draining,
-            each.is_retired,
-            each.drain_obstacle,
-        )
-        for answer in answers
-        for each in answer.servers
-        if each.server is not None
-    ]
-    last = answers[-1]
-    halted = last.halted or HaltedRanges()
-    return ClusterInfo(
-        servers,
-        last.lacking_range_cnt,
-        last.missing_replica_cnt,
-        last.missing_sealed_replica_cnt,
-        halted.range_cnt,
-        tuple((each.stream_id, each.range_index) for each in halted.some),
-        halted.cause,
-    )
-
-
-async def explain_missing(context: Context, replica_count: int) -> str | None:
-    """Return why a stream gets fewer replicas than these now, and the remedy; None if not."""
-    if replica_count <= 1:
-        return None
-    try:
-        found = await describe_cluster(context)
-    except SbpError as error:
-        _LOG.debug("range servers not counted: %s", error)
-        return None
-    usable_count = sum(each.is_usable for each in found.range_servers)
-    if usable_count >= replica_count:
-        return None
-    return (
-        f"a stream wants {counted(replica_count, 'replica')}, and only"
-        f" {counted(usable_count, 'range server')} can have them now: new records have fewer"
-        f" replicas until there are {replica_count}; start more range servers"
-    )
-
-
-async def drain_servers(
-    context: Context, server_ids: Sequence[int], *, is_cancelled: bool = False
-) -> None:
-    """Let range servers get no ranges any more, and copy theirs to others; or cancel that.
-
-    Returns before it is done. Raises NotFoundError for an unknown id.
-    """
-    # SPEC "DRAIN_SERVERS"
-    header = DrainServersRequest(context.timeout_ms, tuple(server_ids), is_cancelled)
-    await ask(context, Opcode.DRAIN_SERVERS, header, DrainServersResponse)
-
-
-async def list_grants(context: Context, subject: str | None = None) -> list[Grant]:
-    """Return what a subject may do, or all subjects, by subject, right and pattern."""
-    # SPEC "LIST_GRANTS"
-    header = ListGrantsRequest(context.timeout_ms, subject)
-    answers = await ask(context, Opcode.LIST_GRANTS, header, ListGrantsResponse)
-    return [
-        checked_grant(each.subject or "", each.right or "", each.pattern or "")
-        for answer in answers
-        for each in answer.grants
-    ]
-
-
-async def change_grants(
-    context: Context, grants: Sequence[Grant], *, is_revoked: bool = False
-) -> None:
-    """Grant rights, or revoke them: all or none. It may be repeated.
-
-    Raises InvalidRequestError for what cannot be granted.
-    """
-    # SPEC "CHANGE_GRANTS"
-    tables = tuple(GrantTable(each.subject, each.right, each.pattern) for each in grants)
-    header = ChangeGrantsRequest(context.timeout_ms, tables, is_revoked)
-    await ask(context, Opcode.CHANGE_GRANTS, header, ChangeGrantsResponse)
+    results = [each for answer in answers for each in getattr(answer, RESULT_FIELDS[table])]
+    count, what = wanted
+    if len(results) != count:
+        raise unanswered(f"{count - len(results)} of the {count} {what}")
+    return results
 
 
 async def exchange(open_calls: OpenCalls, call: Call) -> list[Frame]:
-    """Make one call once; return its frames. Raises its error, also a system error."""
+    """Make a call once; return the frames of its answer. Raises its error, also a system error."""
     (reply,) = await gather(open_calls, [call])
     if reply.error is not None:
         raise reply.error

@@ -29,7 +29,7 @@ _TABLE_BYTES: Final = 160
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The question of an item."""
+    """The part of an item that its answer is compared with."""
 
     stream_id: int
     offset: int
@@ -39,10 +39,10 @@ class Question:
 def read_answer(
     frame: Frame, questions: Mapping[int, Question]
 ) -> dict[int, ReceivedBatches | SbpError]:
-    """Return what one response frame says, by request index. Raises SbpError if it is unusable.
+    """Return the answers in a response frame, by request index. Raises SbpError if it is unusable.
 
-    The payload holds the batches of the results in the order of the header. `questions` are those
-    that are not answered yet.
+    The payload has the batches of the results in the order of the header. `questions` are not
+    answered yet.
     """
     response = decode_answer(frame, FetchResponse)
     payload = memoryview(frame.payload)
@@ -71,10 +71,10 @@ def read_answer(
 
 
 def bounded_selections(infos: Iterable[FetchInfo]) -> Iterator[FetchInfo]:
-    """Yield the items of a request, some without projections and filters if these are too long.
+    """Yield the items of a request, without projections and filters where these get too long.
 
-    A server that does not know these refuses a header of which it does not know most. Without them
-    all columns and batches come.
+    A server without these extensions refuses a header with more unknown bytes than known ones. An
+    item without projections and filters gets all columns and batches.
     """
     left_bytes = _SELECTIONS_BYTES_MAX
     for info in infos:
@@ -101,9 +101,9 @@ def _check_stream(result: FetchResult, index: int, question: Question) -> None:
 
 
 def _check_extent(question: Question, length_bytes: int, next_offset: int) -> None:
-    """Raise ProtocolError if an answer is far longer than asked for, or goes where none can go.
+    """Raise ProtocolError if an answer is much too long, or goes on at an impossible offset.
 
-    A server may add a batch to what there is room for, or more than one where they are small.
+    A server may exceed `bytes_max` by a batch, or by several small ones.
     """
     if length_bytes > question.bytes_max + LARGEST.batch_bytes:
         raise ProtocolError(
@@ -124,7 +124,7 @@ def _measure(
 ) -> tuple[int, int]:
     """Return where a result's batches end in the payload, and the offset after them.
 
-    The batches are walked if the server does not know the extension `next_offset`.
+    The batches are decoded if the server does not know the extension `next_offset`.
     """
     end = position + result.batch_length
     if not position <= end <= len(payload):
@@ -144,7 +144,7 @@ def _measure(
 
 @dataclass(slots=True)
 class FetchTask:
-    """One item on its way: waiting until `due_ms`, or asked for in `piece` since `asked_ms`."""
+    """An unanswered item: waiting until `due_ms`, or asked for in `piece` since `asked_ms`."""
 
     index: int
     item: FetchItem
@@ -164,7 +164,7 @@ class FetchTask:
         return self.item.max_bytes + LARGEST.batch_bytes
 
     def info(self, request_index: int) -> FetchInfo:
-        """Return how the item stands in a FETCH request."""
+        """Return the item's table in a FETCH request."""
         assert self.piece is not None
         return FetchInfo(
             stream_range=StreamRange(
@@ -183,11 +183,11 @@ class FetchTask:
         )
 
     def question(self) -> Question:
-        """Return what an answer is compared with."""
+        """Return the question that an answer is compared with."""
         return Question(self.item.stream_id, self.offset, self.item.max_bytes)
 
     def is_lacking(self, found: ReceivedBatches) -> bool:
-        """Whether a replica of a sealed range has less than the range has."""
+        """Whether a replica of a sealed range lacks the records that it was asked for."""
         piece = self.piece
         if piece is None or piece.end_offset is None or not piece.is_replicated:
             return False

@@ -1,21 +1,20 @@
 """The operation that fetches record batches (SPEC "FETCH").
 
-Every item is answered exactly once, as soon as its answer is there. One frame per server carries
-many items; answers come in any order and in any number of frames. An item that meets a sealed or
-moved range goes on where the stream goes on. One whose server fails is asked of another replica,
-if its range is sealed; at the open range its placement is looked up again.
+Every item is answered exactly once, as soon as its answer arrives. A frame to a server has many
+items; answers come in any order and in any number of frames. An item at the end of a sealed or
+moved range goes on in the next range. If a server fails, an item of a sealed range is asked of
+another replica; for an item of an open range the placement is looked up again.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.operations.bounds import ended, stream_bounds, unanswered_at_end
-from sbp_core.client.operations.calls import Attempts, Context, RetryPolicy, unanswered
+from sbp_core.client.operations.calls import Attempts, Context, unanswered
 from sbp_core.client.operations.fetch_answer import (
     FetchTask,
     bounded_selections,
@@ -29,6 +28,7 @@ from sbp_core.client.operations.range_placement import (
     no_server,
     revalidate,
 )
+from sbp_core.client.operations.stream_bounds import ended, stream_bounds, unanswered_at_end
 from sbp_core.client.types import EARLIEST, FetchItem, FetchOutcome, RangeInfo, ReceivedBatches
 from sbp_core.errors import (
     ConfigurationError,
@@ -42,14 +42,14 @@ from sbp_core.wire.headers import FetchRequest
 from sbp_core.wire.opcodes import Opcode
 
 _WAIT_DOUBTED_MS: Final = 5_000
-"""A server that waits longer for records is doubted before it has to answer."""
+"""The wait for records that counts: behind it a silent server is in doubt."""
 
 
 @dataclass(slots=True)
 class _OpenFetch:
-    """One FETCH frame that waits for answers: the tasks by request index.
+    """A FETCH frame that waits for answers: its tasks by request index.
 
-    If nothing came until `doubt_ms`, it is looked up whether their ranges are still open.
+    If no answer arrives before `doubt_ms`, the client looks up whether the ranges are still open.
     """
 
     endpoint: str
@@ -58,7 +58,7 @@ class _OpenFetch:
 
     @property
     def replicated(self) -> list[RangeInfo]:
-        """The open ranges that go on at other servers if this one is lost."""
+        """The open ranges that go on at other servers if this server is lost."""
         pieces = (task.piece for task in self.tasks.values())
         return [each for each in pieces if each is not None and each.is_open_and_replicated]
 
@@ -98,11 +98,7 @@ class _Fetch:
         self._calls = calls
         self._found: list[FetchOutcome] = []
         """The outcomes that are known and not yielded yet."""
-        self._impatient = replace(
-            context,
-            policy=RetryPolicy(budget_ms=0),
-            timeout_ms=min(context.timeout_ms, limits.CONNECT_TIMEOUT_MS),
-        )
+        self._impatient = context.impatient()
         self._wait_until_ms = wait_until_ms
         self._min_bytes = min_bytes
         self._open: dict[int, _OpenFetch] = {}
@@ -130,7 +126,7 @@ class _Fetch:
                 await self._doubt()
 
     async def _doubt(self) -> None:
-        """Ask elsewhere for what silent servers were asked, if their ranges have ended."""
+        """Ask other servers for the items of silent servers whose ranges have ended."""
         now_ms = self._context.now_ms()
         silent = {
             number: each
@@ -187,7 +183,7 @@ class _Fetch:
                 self._open[number] = opened
 
     def _call(self, opened: _OpenFetch, wait_ms: int, *, is_brief: bool) -> Call:
-        """Return the call; a brief one ends early, because there is something else to do then."""
+        """Return the call. A brief call ends early, because another server can be asked then."""
         patience_ms = self._context.timeout_ms
         if is_brief:
             patience_ms = min(patience_ms, limits.REPLICA_TIMEOUT_MS)
@@ -253,11 +249,11 @@ class _Fetch:
     async def _follow(
         self, empty: Sequence[tuple[FetchTask, ReceivedBatches]], now_ms: float
     ) -> None:
-        """Ask in the next range if a stream went on in one; else answer that nothing is there.
+        """Ask in the next range if the stream has one; else answer that there are no records.
 
-        A server answers without batches at once at the end of a sealed range, and the range may
+        At the end of a sealed range a server answers at once without batches, and the range may
         have been sealed after its placement was looked up. While the placement driver is
-        unavailable, the answer stands.
+        unavailable, the empty answer stands.
         """
         stream_ids = list(dict.fromkeys(task.item.stream_id for task, _ in empty))
         await revalidate(self._impatient, stream_ids)
@@ -276,12 +272,12 @@ class _Fetch:
                 self._found.append(task.empty(next_offset))
 
     def _wait(self, task: FetchTask, due_ms: float) -> None:
-        """Let a task be asked for again."""
+        """Ask for a task again at `due_ms`."""
         task.due_ms = due_ms
         self.waiting.append(task)
 
     def _skip_trimmed(self, task: FetchTask, offset: int) -> int:
-        """Return where a fetch of the earliest record goes on: not before the stream begins."""
+        """Return where a fetch goes on: for EARLIEST not before the stream begins."""
         ranges = self._context.router.maybe_ranges(task.item.stream_id)
         if ranges and task.item.fetch_offset == EARLIEST:
             return max(offset, ranges[0].start_offset)
@@ -290,7 +286,7 @@ class _Fetch:
     async def _on_error(
         self, task: FetchTask, error: SbpError, endpoint: str | None, now_ms: float
     ) -> None:
-        """Let a task ask another replica, or wait for another try, or answer it with the error."""
+        """Ask another replica, or try again later, or answer the task with the error."""
         if endpoint is not None and task.piece is not None:
             replicas = self._context.replicas
             failure = task.turn.after(replicas, task.piece, endpoint, error, now_ms)
@@ -302,7 +298,7 @@ class _Fetch:
         what = f"FETCH of stream {task.item.stream_id} from offset {task.offset}"
         wait_ms = task.attempts.maybe_wait_ms(error, what, endpoint, now_ms)
         if isinstance(error, OffsetOutOfRangeError) and not task.was_out_of_range:
-            # The placement may be old: look it up once before believing that.
+            # The known placement may be old: look it up once before this error counts.
             task.was_out_of_range = True
             if task.item.fetch_offset == EARLIEST:
                 task.offset = EARLIEST
@@ -322,7 +318,7 @@ class _Fetch:
         """Return the error with the bounds of the whole stream, if these can be learned."""
         stream_id = task.item.stream_id
         if task.piece is not None and len(self._context.router.maybe_ranges(stream_id) or ()) == 1:
-            return error  # from the server of the stream's one range: it knows best
+            return error  # the server of the stream's only range knows the bounds
         try:
             (held,) = await stream_bounds(self._impatient, [stream_id])
         except SbpError:

@@ -1,6 +1,6 @@
-"""Operations on the streams themselves: describe, list, create, delete; how large records may be.
+"""Operations on streams: describe, list, create and delete them, find their record size limits.
 
-stream_changes.py has what changes them; range_placement.py finds their ranges.
+stream_changes.py updates, trims and seals streams; range_placement.py finds their ranges.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sbp_core.client.operations.calls import (
     Attempts,
     Context,
     ask,
+    ask_for_each,
     decode_reply,
     unanswered,
 )
@@ -57,15 +58,15 @@ from sbp_core.wire.status import maybe_error
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.STREAM_NAME_LENGTH_MAX}}}")
 _DESCRIBED_PROPERTIES_MAX: Final = 500
-"""Streams whose properties are asked for at a time: a stream has some 80 KiB of them at most."""
+"""Streams whose properties are asked for at a time. A stream has some 80 KiB of properties."""
 REPLICA_COUNT_MAX: Final = 127
 """An int8 on the wire."""
 
 
 async def describe_streams(context: Context, refs: Sequence[int | str]) -> list[StreamInfo]:
-    """Return the metadata of streams given by id (int) or name (str), in that order.
+    """Return the metadata of streams given by id (int) or name (str), in the given order.
 
-    Raises NotFoundError naming all that are missing.
+    Raises NotFoundError naming all missing streams.
     """
     # SPEC "DESCRIBE_STREAMS"
     found = await _find(context, refs)
@@ -76,19 +77,19 @@ async def describe_streams(context: Context, refs: Sequence[int | str]) -> list[
 
 
 async def find_streams(context: Context, refs: Sequence[int | str]) -> list[StreamInfo]:
-    """Return the metadata of those streams, by id or name, that exist, in any order."""
+    """Return the metadata of streams, given by id or name, in any order, without missing ones."""
     # SPEC "DESCRIBE_STREAMS"
     found = await _find(context, refs)
     return list({info.stream_id: info for info in found.values()}.values())
 
 
 async def _find(context: Context, refs: Sequence[int | str]) -> dict[int | str, StreamInfo]:
-    """Return the streams that exist, by id and name."""
+    """Return the existing streams by id and by name."""
     found: dict[int | str, StreamInfo] = {}
     for chunk in chunks(list(dict.fromkeys(refs))):
         header = DescribeStreamsRequest(
             timeout_ms=context.timeout_ms,
-            stream_ids=tuple(ref for ref in chunk if isinstance(ref, int)),
+            stream_ids=tuple(ref for ref in chunk if not isinstance(ref, str)),
             names=tuple(ref for ref in chunk if isinstance(ref, str)),
         )
         for info in await _describe(context, header):
@@ -124,7 +125,7 @@ async def describe_properties(
 
 
 def property_tables(properties: Mapping[str, str | None]) -> tuple[StreamProperty, ...]:
-    """Return properties for the wire. Raises ConfigurationError for what no stream can have."""
+    """Return properties for the wire. Raises ConfigurationError for impossible ones."""
     try:
         return tuple(
             StreamProperty(*each) for each in checked_properties(properties.items()).items()
@@ -134,7 +135,7 @@ def property_tables(properties: Mapping[str, str | None]) -> tuple[StreamPropert
 
 
 def maybe_compare_and_set(streams: Iterable[Stream]) -> FeatureName | None:
-    """Return the feature that a change of streams needs, None if it needs none."""
+    """Return the feature that a change of streams needs, or None."""
     is_needed = any(each.properties or each.expected_properties for each in streams)
     return FeatureName.COMPARE_AND_SET if is_needed else None
 
@@ -153,8 +154,8 @@ async def create_streams(
 ) -> list[StreamInfo]:
     """Create streams; return them in the order of `specs`.
 
-    Waits while no range server can take a range. Raises AlreadyExistsError, NoRangeServerError;
-    other streams may be created nevertheless, and `on_created` is called with each that is.
+    Waits while no range server can take a range. `on_created` is called with each new stream: some
+    may be created although the call raises AlreadyExistsError or NoRangeServerError.
     """
     # SPEC "CREATE_STREAMS"
     for spec in specs:
@@ -186,17 +187,15 @@ async def _create(
                 for index in wanted
             ),
         )
-        answers = await ask(
+        results = await ask_for_each(
             context,
             Opcode.CREATE_STREAMS,
             header,
             CreateStreamsResponse,
+            (len(wanted), "streams to create"),
             is_repeatable=False,
             feature=maybe_compare_and_set(header.streams),
         )
-        results = [result for answer in answers for result in answer.create_responses]
-        if len(results) != len(wanted):
-            raise unanswered(f"{len(wanted) - len(results)} of the {len(wanted)} streams to create")
         failures: list[tuple[str, SbpError]] = []
         for index, result in zip(wanted, results, strict=True):
             what = f"stream {specs[index].name or '(unnamed)'!r}"
@@ -227,9 +226,8 @@ async def _create(
 async def record_bytes_max(context: Context, stream_ids: Collection[int]) -> dict[int, int]:
     """Return how many bytes a record of each stream may have, by stream id.
 
-    It is the setting record_bytes_max of the range server of the stream, or the largest one
-    that there can be if the server does not answer now. Raises NotFoundError naming all missing
-    streams.
+    The limit is the setting record_bytes_max of the stream's range server, or the largest possible
+    setting if the server does not answer. Raises NotFoundError naming all missing streams.
     """
     # SPEC "HEARTBEAT"
     check_errors(await locate(context, stream_ids))
@@ -251,7 +249,7 @@ async def record_bytes_max(context: Context, stream_ids: Collection[int]) -> dic
 
 
 def _record_bytes(reply: Reply) -> int:
-    """Return the setting record_bytes_max of a server, the largest if it did not answer."""
+    """Return the setting record_bytes_max of a server, the largest one without an answer."""
     try:
         answer = decode_reply(reply, HeartbeatResponse)[-1]
     except SbpError:
@@ -262,8 +260,8 @@ def _record_bytes(reply: Reply) -> int:
 async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
     """Delete streams given by id or name, all or none.
 
-    A range server that is down learns it from the placement driver later. Raises NotFoundError
-    naming all that are missing.
+    A range server that is down learns of the deletion later, from the placement driver. Raises
+    NotFoundError naming all missing streams.
     """
     # SPEC "DELETE_STREAMS"
     infos = await describe_streams(context, refs)
@@ -271,16 +269,14 @@ async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
     await refresh(context, stream_ids)
     hosted = by_server({each: context.router.maybe_ranges(each) or () for each in stream_ids})
     for chunk in chunks(stream_ids):
-        answers = await ask(
+        results = await ask_for_each(
             context,
             Opcode.DELETE_STREAMS,
             _delete_header(context, chunk),
             DeleteStreamsResponse,
+            (len(chunk), "streams to delete"),
             is_repeatable=False,
         )
-        results = [result for answer in answers for result in answer.delete_responses]
-        if len(results) != len(chunk):
-            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to delete")
         for result in results:
             error = maybe_error(result.status)
             if error is not None and not isinstance(error, NotFoundError):
@@ -302,7 +298,7 @@ async def delete_streams(context: Context, refs: Sequence[int | str]) -> None:
 
 
 def check_spec(spec: StreamSpec) -> None:
-    """Raise ConfigurationError unless a stream can be created like that."""
+    """Raise ConfigurationError if no stream can have these settings."""
     check_types(spec)
     if spec.name is not None and (not _NAME.fullmatch(spec.name) or spec.name in {".", ".."}):
         raise ConfigurationError(
@@ -332,11 +328,11 @@ def check_spec(spec: StreamSpec) -> None:
 
 
 def check_named(wanted: str | None, stream: Stream) -> None:
-    """Raise UnsupportedError when a server left out the name that a stream was to have."""
+    """Raise UnsupportedError if a server created a stream without the wanted name."""
     if wanted is not None and stream.name is None:
         error = UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
-            f"the server knows no names: stream {stream.stream_id} is there, but not as {wanted!r};"
+            f"the server knows no names: stream {stream.stream_id} exists, but not as {wanted!r};"
             " use its id",
         )
         error.outcome = Outcome.APPLIED
@@ -357,7 +353,7 @@ def stream_info(stream: Stream) -> StreamInfo:
 
 
 async def _describe(context: Context, header: DescribeStreamsRequest) -> list[StreamInfo]:
-    """Ask; leave out what does not exist, raise what else failed."""
+    """Ask for streams; leave out missing ones, and raise any other error."""
     answers = await ask(context, Opcode.DESCRIBE_STREAMS, header, DescribeStreamsResponse)
     results = [result for answer in answers for result in answer.describe_responses]
     for result in results:

@@ -30,7 +30,7 @@ from sbp_core.wire.txn_id import is_txn_id, is_writer_id
 
 
 class Marks(NamedTuple):
-    """Whose batch one is, and which of theirs."""
+    """The marks of a batch on the wire: its writer or transaction, and its number there."""
 
     writer_id: str | None = None
     sequence: int = -1
@@ -41,22 +41,22 @@ UNMARKED: Final = Marks()
 
 
 class Numbering:
-    """That of plain appends: no batch has a number, each goes to the open range of its stream.
+    """The numbering of plain appends: batches have no numbers, and go to the open range.
 
-    `feature` is what servers must have agreed to. At most `stream_batches_max` batches of a stream
-    are in flight at a time; unless the numbers keep them in order (`is_ordered`), in one frame.
+    Servers must have agreed to `feature`. At most `stream_batches_max` batches of a stream are in
+    flight. They are in one frame unless their numbers keep the order (`is_ordered`).
     """
 
     feature: FeatureName | None = None
     is_ordered = False
     stream_batches_max = sys.maxsize
     known: Mapping[int, AppendOutcome] = {}
-    """Batches that an earlier append appended, of which this one is the repeat."""
+    """Outcomes by index of batches that a failed append, which this one repeats, appended."""
 
     def add(self, items: Sequence[AppendItem]) -> Collection[int]:
-        """Accept the next batches; return the indexes of those that may be appended already.
+        """Accept the next batches; return the indexes of batches that may be appended already.
 
-        Raises SbpError for unusable ones: then it accepts none.
+        Raises SbpError, and accepts none, if a batch is unusable.
         """
         return ()
 
@@ -71,14 +71,14 @@ class Numbering:
         return piece
 
     def marks(self, index: int, piece: RangeInfo) -> Marks:
-        """Return the marks of a batch that is sent to a range now."""
+        """Return the marks of a batch that is being sent to a range."""
         return UNMARKED
 
     def on_appended(self, index: int, outcome: AppendOutcome) -> None:
         """Record that a server has a batch."""
 
     def on_refused(self, index: int, error: SbpError) -> None:
-        """Record that a server refused a batch, this time."""
+        """Record that a server has refused a try of a batch."""
 
     def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
         """Record the end of the append: `is_complete` if all batches are appended."""
@@ -87,21 +87,22 @@ class Numbering:
 class Writer:
     """Makes appends idempotent: each batch is appended once, however often it is sent.
 
-    Pass the same one to each append::
+    Pass the same writer to each append::
 
         writer = Writer()
         client.append(items, writer=writer)
 
-    It numbers the batches of each stream from 0, and servers append each number once (SPEC
-    "APPEND", extension). So an append of unknown outcome is retried. If an append raised an error,
-    make the same call again, as the next one: it appends what the first one did not. With other
-    batches it has to begin, in each stream, with those that are in doubt, or raises
-    ConfigurationError; what was appended is appended again. An appender that raised an error has
-    the batches to go on with in `unacknowledged`.
+    A writer numbers the batches of each stream from 0, and servers append each number once (SPEC
+    "APPEND", extension), so an append of unknown outcome is retried. If an append raises an error,
+    make the same call again next: it appends the batches that the failed call did not. A call with
+    other batches has to begin, in each stream, with the batches in doubt; otherwise it raises
+    ConfigurationError, and batches that were appended before are appended again. After an error,
+    `unacknowledged` of an appender has the batches to go on with.
 
-    One append at a time, with any client. Without `writer_id` the writer gets a new id; use an id
-    in one process only, and never again: numbers begin at 0. Raises ConfigurationError for an id
-    that is not 1 to WRITER_ID_LENGTH_MAX letters, digits, `.`, `_` and `-`.
+    A writer serves one append at a time, with any client. Without `writer_id` the writer gets a new
+    id. Use an id in one process only, and never again, because numbers begin at 0. Raises
+    ConfigurationError for an id that is not 1 to WRITER_ID_LENGTH_MAX letters, digits, `.`, `_` and
+    `-`.
     """
 
     def __init__(self, writer_id: str | None = None) -> None:
@@ -125,24 +126,25 @@ class Writer:
 
 @dataclass(slots=True)
 class _FailedCall:
-    """The batches of the last append, if it failed, and what it appended.
+    """The batches of the last append, if it failed, and their outcomes.
 
-    Its repeat is the next append of the same batches, all of them. Other appends may have equal
-    batches that are new ones.
+    The next append repeats the failed one if it has exactly the same batches. Equal batches of any
+    later append are new batches.
     """
 
     items: Sequence[AppendItem] = ()
     outcomes: Mapping[int, AppendOutcome] = field(default_factory=dict)
-    """By index: batches whose numbers are used. Those behind one in doubt keep theirs."""
+    """By index: outcomes of batches whose numbers are used up. Batches behind one in doubt keep
+    their numbers."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    """Batches of a stream that are not known to be appended; `first` is the number of the first.
+    """The batches of a stream from the first one in doubt on; `first` is the number of that batch.
 
-    But for those that are `done`: a server has them, though nothing was heard of earlier ones. An
-    append begins with those that the one before it left, numbers below `doubted_end`; the next one
-    it is given has the number `next`.
+    The batches in `done` are appended, although an earlier batch is in doubt. An append has to
+    begin with the batches that the last append left in doubt, with numbers below `doubted_end`. The
+    next batch gets the number `next`.
     """
 
     first: int = 0
@@ -173,7 +175,7 @@ class _Stream:
             self.first += 1
 
     def end(self, doubted: Collection[int]) -> None:
-        """Keep what may be there; the numbers of what follows are free again."""
+        """Keep the batches that may be appended. The numbers of later batches are free again."""
         end = self.first
         while end in doubted or end in self.done or self.is_doubted(end):
             end += 1
@@ -182,9 +184,9 @@ class _Stream:
 
 
 class _WriterNumbering(Numbering):
-    """One append: batches have the numbers that come next in their streams.
+    """The numbering of one append of a writer: batches get the next numbers of their streams.
 
-    Those that an earlier append left in doubt come first, and are compared.
+    The first batches of a stream are compared with the batches that the last append left in doubt.
     """
 
     feature = FeatureName.IDEMPOTENT_APPEND
@@ -203,19 +205,19 @@ class _WriterNumbering(Numbering):
         self._failed = failed
         self._at_work = at_work
         self._only_items: Sequence[AppendItem] = ()
-        """The batches, if they were given all at once."""
+        """All batches of the append, if they were given at once."""
         self._appended: dict[int, tuple[_Stream, int, AppendOutcome]] = {}
-        """Those of them that this append appended."""
+        """By index: the batches that this append has appended."""
         self._count = 0
         self._streams: dict[int, _Stream] = {}
-        """Those that this append is for."""
+        """The streams of this append."""
         self._numbers: dict[int, tuple[_Stream, int]] = {}
-        """By index: batches that are not appended yet."""
+        """By index: the stream and number of each batch that is not appended yet."""
 
     def add(self, items: Sequence[AppendItem]) -> Collection[int]:
-        """Give batches their numbers; return those that an earlier append left in doubt.
+        """Give batches their numbers; return the batches that the last append left in doubt.
 
-        Raises ConfigurationError if others are in doubt.
+        Raises ConfigurationError if other batches are in doubt.
         """
         known: Mapping[int, AppendOutcome] = {}
         if not self._count and list(items) == list(self._failed.items):
@@ -242,14 +244,14 @@ class _WriterNumbering(Numbering):
         return Marks(self._writer_id, self._numbers[index][1])
 
     def on_appended(self, index: int, outcome: AppendOutcome) -> None:
-        """Go on in the stream."""
+        """Count a batch as appended in its stream."""
         stream, sequence = self._numbers.pop(index)
         stream.on_appended(sequence)
         if self._only_items:
             self._appended[index] = stream, sequence, outcome
 
     def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
-        """Leave in doubt what is; all else was surely not appended."""
+        """Keep the batches in doubt for the next append. All other batches were not appended."""
         doubted: dict[int, set[int]] = {}
         for index in in_doubt:
             stream, sequence = self._numbers[index]
@@ -295,7 +297,7 @@ class _Staged:
         self.has_failed = False
         self.at_work = threading.Lock()
         self._streams: dict[int, int] = {}
-        """Streams by their place in the order of first use."""
+        """Stream ids with their rank in the order of first use."""
         self._numbered: dict[_RangeKey, int] = {}
         """By range: how many numbers were given to batches."""
         self._unused: dict[_RangeKey, list[int]] = {}
@@ -311,11 +313,11 @@ class _Staged:
         )
 
     def use(self, stream_id: int) -> None:
-        """Give a stream its place in the order of first use."""
+        """Record the first use of a stream."""
         self._streams.setdefault(stream_id, len(self._streams))
 
     def number(self, key: _RangeKey) -> int:
-        """Return the number of the next batch that is sent to a range."""
+        """Return the number for the next batch that is sent to a range."""
         if self._unused.get(key):
             return heapq.heappop(self._unused[key])
         sequence = self._numbered.get(key, 0)
@@ -323,8 +325,8 @@ class _Staged:
         return sequence
 
     def take_back(self, key: _RangeKey, sequence: int) -> None:
-        """Let another batch have a number: the range has none under it."""
-        # The lowest one is used first: a server refuses a batch behind a gap in the numbers.
+        """Free a number for another batch, as the range has no batch with it."""
+        # The lowest number is used first, because a server refuses a batch behind a gap.
         heapq.heappush(self._unused.setdefault(key, []), sequence)
 
     def on_staged(self, key: _RangeKey, record_count: int) -> None:
@@ -337,17 +339,17 @@ class Transaction:
     """A set of batches that become visible together, or not at all (SPEC "APPEND", extension).
 
     `txn_id` must be new: 1 to TXN_ID_LENGTH_MAX letters, digits, `.`, `_`, `~` and `-`; `txn_id_of`
-    makes one that names its producer. Raises ConfigurationError for any other.
+    makes an id that names its producer. Raises ConfigurationError for another text.
 
         transaction = Transaction(txn_id_of("orders", 17, uuid4().hex))
         client.append(items, transaction=transaction)
         client.commit_txn("orders", 17, transaction.parts(), record_count=20, digest=digest)
 
     Appended batches are staged: they are durable, have no offsets and are not visible before
-    `commit_txn`. Then those of a stream get their offsets in the order in which they were staged.
-    Staging is idempotent, so an append is retried whatever its outcome. One append at a time, with
-    any client. If an append raised an error, do not commit: pass `parts` to `abort_txns`, and begin
-    another transaction.
+    `commit_txn`. The commit gives the batches of a stream offsets in the order of staging. Staging
+    is idempotent, so an append is retried whatever its outcome. A transaction serves one append at
+    a time, with any client. If an append raised an error, do not commit: pass `parts` to
+    `abort_txns`, and begin another transaction.
     """
 
     def __init__(self, txn_id: str) -> None:
@@ -361,14 +363,14 @@ class Transaction:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an append failed: then less may be staged than was to be, or more."""
+        """Whether an append failed: some of its batches may be staged, and others not."""
         return self._staged.has_failed
 
     def parts(self) -> tuple[TxnPart, ...]:
-        """Return what is staged: to commit, or to abort.
+        """Return the parts to commit or to abort, one for each range with staged batches.
 
-        Streams are in the order of first use, and of each its ranges. After a failure also where
-        something may be staged, although no server confirmed it.
+        Streams are in the order of first use, the ranges of a stream in their order. After a failed
+        append, ranges where a batch may be staged without a confirmation are included.
         """
         return self._staged.parts(self.txn_id)
 
@@ -380,17 +382,17 @@ class Transaction:
         if self.has_failed:
             self._staged.at_work.release()
             raise ConfigurationError(
-                f"an append of transaction {self.txn_id} has failed: drop what is staged, and"
+                f"an append of transaction {self.txn_id} has failed: abort its parts, and"
                 " begin another one"
             )
         return _Staging(self.txn_id, self._staged)
 
 
 class _Staging(Numbering):
-    """One append: a batch gets its number when it is sent, and keeps range and number.
+    """The numbering of one append of a transaction: a sent batch keeps its range and number.
 
-    So one that is sent again is known where it may be staged already. Only a server that says that
-    its range is sealed, and that it is not staged there, lets it go elsewhere.
+    So a server recognises a batch that is sent again. A batch goes to another range only if its
+    server answers that the range is sealed and the batch is not staged there.
     """
 
     feature = FeatureName.TRANSACTIONS
@@ -403,17 +405,17 @@ class _Staging(Numbering):
         self._numbers: dict[int, tuple[_RangeKey, int]] = {}
 
     def add(self, items: Sequence[AppendItem]) -> Collection[int]:
-        """Accept batches, none of which is staged yet. Raises RecordBatchError if one is none."""
+        """Accept batches, none of which is staged yet. Raises RecordBatchError for other bytes."""
         self._record_counts += [peek_batch(item.batch).record_count for item in items]
         for item in items:
             self._staged.use(item.stream_id)
         return ()
 
     def range_for(self, index: int, stream_id: int, router: Router) -> RangeInfo:
-        """Return the range that a batch was sent to before, else the open one.
+        """Return the range that a batch was sent to before, or else the open range.
 
-        Raises NotFoundError if that one was trimmed away since, RangeSealedError while its server
-        is not known: another thread may look the stream up.
+        Raises NotFoundError if the former range was trimmed, RangeSealedError while the placement
+        of the stream is being looked up.
         """
         if index not in self._numbers:
             return super().range_for(index, stream_id, router)
@@ -441,26 +443,27 @@ class _Staging(Numbering):
         return Marks(None, sequence, self._txn_id)
 
     def on_appended(self, index: int, outcome: AppendOutcome) -> None:
-        """Count what is staged now."""
+        """Count a staged batch."""
         key, _ = self._numbers.pop(index)
         self._staged.on_staged(key, self._record_counts[index])
 
     def on_refused(self, index: int, error: SbpError) -> None:
-        """Let a batch go on in the next range.
+        """Free the number of a batch that a sealed range refused, so that it goes elsewhere.
 
-        Or in the same one: a server that reported a seal may crash before that is on disk.
+        It may go to the same range again: a server that reported a seal may crash before the seal
+        is on disk.
         """
         if isinstance(error, RangeSealedError):
             self._staged.take_back(*self._numbers.pop(index))
 
     def end(self, in_doubt: Collection[int], *, is_complete: bool) -> None:
-        """End the append: if not all of it is staged, the transaction has failed."""
+        """End the append. The transaction has failed unless all batches are staged."""
         self._staged.has_failed = bool(self._record_counts) and not is_complete
         self._staged.at_work.release()
 
 
 def begin_numbering(writer: Writer | None, transaction: Transaction | None) -> Numbering:
-    """Return how a new append numbers its batches; its `end` has to be called.
+    """Return the numbering of a new append; the caller has to call its `end`.
 
     Raises ConfigurationError if the writer or transaction is at work, or the transaction failed.
     """

@@ -1,19 +1,19 @@
-"""The calls of a client operation, and what arrives for them.
+"""The calls of a client operation, and the answers that arrive for them.
 
-An operation is a coroutine. It opens `Calls` to send requests and to wait for their answers; those
-of the asyncio transport are in io/aio_transport.py, and tests have some that answer in memory.
-Times are milliseconds of a monotonic clock.
+An operation is a coroutine that opens `Calls` to send requests and to wait for answers. The `Calls`
+of asyncio are in io/aio_transport.py; tests have `Calls` that answer in memory. Times are
+milliseconds of a monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol, Self
 
 from msgspec import Struct
 
 from sbp_core import limits
-from sbp_core.client.types import CallTiming, OnTiming
+from sbp_core.client.connecting import CallTiming, OnTiming
 from sbp_core.errors import HeaderError, SbpError
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.checksum import Buffer
@@ -25,8 +25,8 @@ from sbp_core.wire.opcodes import Opcode
 class Call(Struct, frozen=True):
     """One request frame for `endpoint`; `header` is a table of wire.headers, or None.
 
-    With a `feature` it is sent only on connections that agreed on it. An answer that is longer than
-    `answer_bytes_max` ends the call and the connection.
+    A call with a `feature` is sent only on connections that agreed on the feature. An answer longer
+    than `answer_bytes_max` ends the call and the connection.
     """
 
     endpoint: str
@@ -67,15 +67,15 @@ class Arrival(Struct, frozen=True):
 
 
 class Calls(Protocol):
-    """The open calls of one operation. Leaving the `with` block abandons those that are open."""
+    """The calls of one operation. Leaving the `with` block abandons the calls that are open."""
 
     def now_ms(self) -> float:
         """Return the time in ms."""
 
     async def start(self, call: Call) -> int:
-        """Send a call; return its number. A failure comes as an Arrival.
+        """Send a call; return its number. A failure arrives like an answer.
 
-        Waits while the connection takes no more.
+        Waits while the connection takes no more bytes.
         """
 
     async def receive(
@@ -95,8 +95,17 @@ OpenCalls = Callable[[], Calls]
 """Opens the calls of an operation."""
 
 
-async def gather(open_calls: OpenCalls, wanted: Sequence[Call]) -> list[Reply]:
-    """Execute calls concurrently; return the replies in the same order."""
+OnSilence = Callable[[Collection[int]], Awaitable[Mapping[int, SbpError]]]
+"""Gets the indexes of unanswered calls; returns the errors of the calls to give up."""
+
+
+async def gather(
+    open_calls: OpenCalls, wanted: Sequence[Call], on_silence: OnSilence | None = None
+) -> list[Reply]:
+    """Execute calls concurrently; return the replies in the same order.
+
+    `on_silence` is asked whenever nothing has arrived for PRIMARY_PATIENCE_MS.
+    """
     with open_calls() as calls:
         frames: dict[int, list[Frame]] = {}
         errors: dict[int, SbpError] = {}
@@ -104,8 +113,17 @@ async def gather(open_calls: OpenCalls, wanted: Sequence[Call]) -> list[Reply]:
             frames[await calls.start(call)] = []
         waiting = set(frames)
         while waiting:
-            arrival = await calls.receive(waiting)
-            assert arrival is not None, "nothing ends the wait but an arrival"
+            until_ms = on_silence and calls.now_ms() + limits.PRIMARY_PATIENCE_MS
+            arrival = await calls.receive(waiting, until_ms)
+            if arrival is None:
+                assert on_silence is not None, "else nothing ends the wait but an arrival"
+                numbers = list(frames)
+                silent = [index for index, number in enumerate(numbers) if number in waiting]
+                for index, error in (await on_silence(silent)).items():
+                    errors[numbers[index]] = error
+                    waiting.discard(numbers[index])
+                    calls.abandon(numbers[index])
+                continue
             if isinstance(arrival.content, SbpError):
                 errors[arrival.number] = arrival.content
             else:
@@ -116,13 +134,13 @@ async def gather(open_calls: OpenCalls, wanted: Sequence[Call]) -> list[Reply]:
 
 
 async def pause(open_calls: OpenCalls, wait_ms: float) -> None:
-    """Wait."""
+    """Wait for some time."""
     with open_calls() as calls:
         await calls.receive((), calls.now_ms() + wait_ms)
 
 
 def timed(call: Call, sink: Sink, on_timing: OnTiming, clock: Callable[[], float]) -> Sink:
-    """Return a sink that passes everything on, and reports the end of the answer to `on_timing`."""
+    """Return a sink that also reports the end of the answer to `on_timing`."""
     began_at = clock()
 
     def on_content(content: Frame | SbpError) -> None:

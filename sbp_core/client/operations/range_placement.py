@@ -45,7 +45,7 @@ def chunks(values: Sequence[T], size: int = limits.STREAMS_PER_CALL) -> Iterator
 def cut_by_weight(
     items: Sequence[T], weigh: Callable[[T], int], weight_max: int = limits.RESULTS_PER_FRAME
 ) -> list[Sequence[T]]:
-    """Cut into parts of `weight_max` at most, where an item counts for several; one always fits."""
+    """Cut into parts of `weight_max` at most. A heavier item has a part of its own."""
     parts: list[Sequence[T]] = []
     start = total = 0
     for at, item in enumerate(items):
@@ -58,16 +58,16 @@ def cut_by_weight(
 
 
 def stream_weight(stream: Stream | None) -> int:
-    """Return for how many results a stream counts: each of its properties is one, of 1.2 KiB."""
+    """Return the weight of a stream in results: 1, and 1 for each property (1.2 KiB)."""
     if stream is None:
         return 1
     return 1 + len(stream.properties) + len(stream.expected_properties)
 
 
 def by_server(ranges: Mapping[int, Sequence[RangeInfo]]) -> list[tuple[str, Sequence[int]]]:
-    """Return each server with the streams, by id, that it has ranges of, STREAMS_PER_CALL at most.
+    """Return each server with the ids of the streams that it has ranges of.
 
-    A server with more comes several times.
+    A server with more than STREAMS_PER_CALL streams comes several times.
     """
     hosted: dict[str, list[int]] = {}
     for stream_id, pieces in ranges.items():
@@ -94,7 +94,7 @@ def range_info(piece: StreamRange) -> RangeInfo:
 
 
 def checked_range(piece: StreamRange, server: str) -> RangeInfo:
-    """Return what `server` says of a range. Raises ProtocolError for what no range can be."""
+    """Return a range as `server` described it. Raises ProtocolError for impossible offsets."""
     offsets = piece.start_offset, piece.end_offset, piece.next_offset
     if max(offsets) > limits.OFFSET_PLAUSIBLE_MAX or piece.start_offset < 0:
         raise ProtocolError(
@@ -119,8 +119,8 @@ async def refresh(
 ) -> dict[int, SbpError]:
     """Look the streams up at the placement driver; return the error of each that failed.
 
-    SPEC "LIST_RANGES". The router learns the others, `as_of` a revision that was reported before,
-    or as of the one of the answer.
+    SPEC "LIST_RANGES". The router learns the other streams as of the revision of the answer, or
+    `as_of` a revision that was reported before.
     """
     errors: dict[int, SbpError] = {}
     for chunk in chunks(list(dict.fromkeys(stream_ids))):
@@ -147,9 +147,9 @@ async def refresh(
 def _ranges_by_stream(
     stream_ids: Sequence[int], answers: Sequence[ListRangesResponse], server: str
 ) -> dict[int, list[RangeInfo] | SbpError]:
-    """Return the ranges of each stream, which may come in several results, or what failed.
+    """Return the ranges of each stream, perhaps from several results, or its error.
 
-    Raises ProtocolError for more ranges than there can be, or one where there is no offset.
+    Raises ProtocolError for too many ranges, or a range with impossible offsets.
     """
     count = sum(len(result.ranges) for answer in answers for result in answer.list_responses)
     if count > limits.LISTED_RANGES_MAX:
@@ -176,7 +176,7 @@ def _ranges_by_stream(
 
 
 async def locate(context: Context, stream_ids: Iterable[int]) -> dict[int, SbpError]:
-    """Look up those streams that the router does not know; return the errors by stream."""
+    """Look up the streams that the router does not know; return the errors by stream."""
     unknown = context.router.unknown(stream_ids)
     if not unknown:
         return {}
@@ -184,7 +184,7 @@ async def locate(context: Context, stream_ids: Iterable[int]) -> dict[int, SbpEr
 
 
 async def revalidate(context: Context, stream_ids: Sequence[int]) -> dict[int, SbpError]:
-    """Make sure that what the router knows of the streams is current; return the errors.
+    """Let the router know the current ranges of streams; return the errors by stream.
 
     A placement driver that counts revisions is asked only for the streams that changed.
     """
@@ -204,7 +204,7 @@ async def revalidate(context: Context, stream_ids: Sequence[int]) -> dict[int, S
 async def follow(
     context: Context, stream_ids: Sequence[int], since: int, changes: MetadataChanges
 ) -> dict[int, SbpError]:
-    """Look up those streams that changed since a revision, or are not known; return the errors."""
+    """Look up the streams that changed since a revision or are unknown; return the errors."""
     assert changes.stream_ids is not None
     for stream_id in changes.stream_ids:
         context.router.forget(stream_id)
@@ -222,13 +222,13 @@ async def metadata_changes(context: Context, since: int = -1) -> MetadataChanges
     header = ListRangesRequest(timeout_ms=context.timeout_ms, since_revision=since)
     try:
         answers = await _list(context, header)
-    except (InvalidRequestError, UnsupportedError):  # that no stream is named
+    except (InvalidRequestError, UnsupportedError):  # the server wants a stream to be named
         return None
     return maybe_changes(answers[-1], since)
 
 
 def maybe_changes(answer: ListRangesResponse, since: int) -> MetadataChanges | None:
-    """Return what an answer without ranges reports; None if it has no revision."""
+    """Return the changes in an answer without ranges; None if it has no revision."""
     if answer.revision < 0:
         return None
     if answer.revision == since:
@@ -241,7 +241,7 @@ async def has_commit(context: Context, commit: StoreCommit) -> bool | None:
     """Return whether the placement driver's metadata include a commit; None if unknown.
 
     `commit` is an earlier `last_commit`. False means that the metadata were restored from an
-    older backup since then, or that this is another cluster: offsets that were read or
+    older backup since then, or that this is another cluster. Offsets that were read or
     committed after the backup may stand for other records now.
     """
     # SPEC "LIST_RANGES"
@@ -250,7 +250,7 @@ async def has_commit(context: Context, commit: StoreCommit) -> bool | None:
     )
     try:
         answers = await _list(context, header)
-    except (InvalidRequestError, UnsupportedError):  # that no stream is named
+    except (InvalidRequestError, UnsupportedError):  # the server wants a stream to be named
         return None
     return not answers[-1].lacks_commit if answers[-1].store_life else None
 
@@ -273,7 +273,7 @@ async def list_ranges(
 ) -> dict[int, tuple[RangeInfo, ...]]:
     """Return the ranges of each stream as the placement driver knows them now.
 
-    It is not asked for what is known `as_of` a revision that it has just reported.
+    Nothing is asked if the ranges are known `as_of` a revision that was just reported.
     """
     if as_of is None or context.router.maybe_revision(stream_ids) != as_of:
         check_errors(await refresh(context, stream_ids))
@@ -281,7 +281,7 @@ async def list_ranges(
 
 
 def check_errors(errors: dict[int, SbpError]) -> None:
-    """Raise the worst of what happened to streams; the first of many missing ones are named."""
+    """Raise the worst error of streams. A NotFoundError names the first missing streams."""
     for error in errors.values():
         if not isinstance(error, NotFoundError):
             raise error
@@ -299,7 +299,7 @@ def missing(names: Sequence[str]) -> NotFoundError:
 
 
 def endless(what: str) -> ProtocolError:
-    """Return the error of servers whose answers about something change each time."""
+    """Return the error for answers of servers that never agree about something."""
     return ProtocolError(
         f"the servers gave {limits.CHANGES_FOLLOWED_MAX} answers about {what}, and each time the"
         " placement had changed: a placement driver or range server is broken"

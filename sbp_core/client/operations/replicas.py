@@ -1,8 +1,9 @@
 """Which replica of a range is asked, and which servers failed a short time ago. Pure.
 
-The open range of a stream is read and written at its primary. A sealed one is the same at all of
-its replicas: one on this machine is asked first; otherwise clients spread over them. One that fails
-is passed over within the operation. Read first: `Replicas.readers`, `Turn.after`.
+The open range of a stream is read and written at its primary. The replicas of a sealed range are
+equal: a client asks a replica on its own machine first, and otherwise clients spread over the
+replicas. An operation passes over a replica that fails. Read `Replicas.readers` and `Turn.after`
+first.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _OF_SERVER: Final = (
     RequestTimeoutError,
     ShuttingDownError,
 )
-"""The server fails, whichever range it is asked for."""
+"""Errors of a whole server: it fails for all of its ranges."""
 _OF_REPLICA: Final = (RangeNotFoundError, StorageError, ProtocolError, OffsetOutOfRangeError)
-"""The server does not have the range as it was sealed: not yet, or damaged. Others may."""
+"""Errors of one replica: it lacks entries of the range, or is damaged. Other replicas may serve."""
 
 _OUTAGE_MS: Final = 12 * limits.REPLICA_PAUSE_MS
 """A server that fails again within this time is still down."""
@@ -62,16 +63,16 @@ class Replicas:
         self._suspects: dict[int, tuple[RangeInfo, SbpError]] = {}
 
     def readers(self, piece: RangeInfo, now_ms: float) -> list[str]:
-        """Return the servers that have what is read of a range, the first one to ask first.
+        """Return the servers that a range can be read from, in the order in which to ask them.
 
-        Those that failed less than REPLICA_PAUSE_MS ago come last, the latest at the end.
+        Servers that failed less than REPLICA_PAUSE_MS ago come last, the latest failure at the end.
         """
         if not piece.is_sealed_and_replicated:
             return list(piece.servers[:1])
         return sorted(piece.servers, key=lambda server: self._rank(piece, server, now_ms))
 
     def on_failure(self, piece: RangeInfo, server: str, error: SbpError, now_ms: float) -> None:
-        """Ask a server of a replicated range last for a while; log it, once for an outage."""
+        """Let a server of a replicated range be asked last for a while. Log an outage once."""
         whole = isinstance(error, _OF_SERVER)
         key = (server, -1, -1) if whole else (server, piece.stream_id, piece.range_index)
         before_ms = self._failed_ms.get(key)
@@ -91,23 +92,23 @@ class Replicas:
                 self._failed_ms.pop(each, None)
 
     def suspect(self, piece: RangeInfo, error: SbpError) -> None:
-        """Note why the open range of a stream may have to end, for the next try to append to it.
+        """Record that the primary of an open range may have failed, for the next append.
 
-        That may be one of another operation: this one may have no time left.
+        The next append may belong to another operation, because this operation may be out of time.
         """
         self._suspects[piece.stream_id] = piece, error
 
     def take_suspects(self, stream_ids: Iterable[int]) -> list[tuple[RangeInfo, SbpError]]:
-        """Return, once, what was noted of these streams."""
+        """Return and forget the ranges of these streams whose primaries may have failed."""
         if not self._suspects:
             return []
         noted = (self._suspects.pop(each, None) for each in stream_ids)
         return [each for each in noted if each is not None]
 
     def may_ask_seal(self, piece: RangeInfo, now_ms: float, pause_ms: float) -> bool:
-        """Whether no operation of this client asked to seal a range a short time ago.
+        """Whether the client may ask to seal a range: no operation asked a short time ago.
 
-        If so it counts as asked now, and for `pause_ms`.
+        If it may, the range counts as asked for the next `pause_ms`.
         """
         key = piece.stream_id, piece.range_index
         if self._seal_due_ms.get(key, now_ms) > now_ms:
@@ -123,7 +124,7 @@ class Replicas:
         return failed_ms, not self._is_own(server), spread
 
     def _recent_ms(self, key: _Key, now_ms: float) -> float:
-        """Return when a server failed, -1 if that was not a short time ago."""
+        """Return when a server failed, -1 if the failure is older than REPLICA_PAUSE_MS."""
         failed_ms = self._failed_ms.get(key)
         is_recent = failed_ms is not None and now_ms < failed_ms + limits.REPLICA_PAUSE_MS
         return failed_ms if failed_ms is not None and is_recent else -1.0
@@ -136,15 +137,15 @@ class Turn:
     range_index: int = -1
     failed: dict[str, SbpError] = field(default_factory=dict)
     last: str = ""
-    """The server that failed last. It is not the first one after the wait."""
+    """The server that failed last. After a wait another server is asked before it."""
 
     def at(self, replicas: Replicas, piece: RangeInfo, now_ms: float) -> tuple[str, bool]:
-        """Return the server to ask next, and whether another one would be left if it fails.
+        """Return the server to ask next, and whether another one is left if it fails.
 
         The range must have a server.
         """
         left = self._left(replicas, piece, now_ms)
-        if not left:  # all that it has now failed, though not all that it had
+        if not left:  # all servers of the range have failed, as its servers have changed
             self.failed = {}
             left = self._left(replicas, piece, now_ms)
         return left[0], len(left) > 1
@@ -152,10 +153,10 @@ class Turn:
     def after(
         self, replicas: Replicas, piece: RangeInfo, server: str, error: SbpError, now_ms: float
     ) -> tuple[str, SbpError] | None:
-        """Return None if another replica is to be asked at once, since `server` failed.
+        """Record that `server` failed; return None if another replica is to be asked at once.
 
-        Otherwise the server and the error that stand for all: one that a retry may cure if there
-        is one, with the others in its message.
+        Otherwise return the server and the error that stand for all failed replicas: an error that
+        a retry may cure if there is one, with the other errors in its message.
         """
         is_passing = piece.is_sealed_and_replicated and isinstance(error, _OF_SERVER + _OF_REPLICA)
         if not is_passing:
@@ -175,9 +176,9 @@ class Turn:
 
 
 def worst_failure(failed: Mapping[str, SbpError]) -> tuple[str, SbpError]:
-    """Return the server and the error that stand for all that failed.
+    """Return the server and the error that stand for all failed replicas.
 
-    That a record is gone is believed only if all replicas agree: others may only be behind.
+    An OffsetOutOfRangeError counts only if all replicas agree, because a replica may be behind.
     """
     server, error = min(
         failed.items(),

@@ -1,6 +1,6 @@
 """The placement cache: which placement driver leads, and which server has the range of an offset.
 
-Pure: operations fill it with the answers of servers. Read first: `Router`.
+Pure: operations fill the cache with the answers of servers. Read `Router` first.
 """
 
 from __future__ import annotations
@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.types import (
-    EARLIEST,
-    LATEST,
-    RangeInfo,
-    StoreCommit,
-    parse_endpoint,
-    parse_endpoints,
-)
+from sbp_core.client.connecting import parse_endpoint, parse_endpoints
+from sbp_core.client.types import EARLIEST, LATEST, RangeInfo, StoreCommit
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
@@ -37,17 +31,17 @@ _LOG: Final = logging.getLogger("sbp_core.client")
 class Turn:
     """The known placement drivers, in the order in which they are asked.
 
-    `given` are those that the client was given: they are never forgotten. Others stay only if a
-    placement driver named them last.
+    The client was given the endpoints in `given`, and never forgets them. Other endpoints stay only
+    while the last answer of a placement driver names them.
     """
 
     given: tuple[str, ...]
     endpoints: tuple[str, ...]
 
     def after(self, asked: str, error: SbpError) -> Turn:
-        """Return the order once `asked` failed with `error`, or answered so.
+        """Return the order after `asked` failed with `error`, or answered with it.
 
-        Nothing changes if `asked` is no longer the first: another thread was faster.
+        Nothing changes if `asked` is no longer the first, because another call was faster.
         """
         if asked != self.endpoints[0]:
             return self
@@ -59,13 +53,13 @@ class Turn:
         return self
 
     def knowing(self, cluster: PlacementDriverCluster) -> Turn:
-        """Return the order with the nodes of `cluster` behind the one that is asked now."""
+        """Return the order with the nodes of `cluster` behind the first endpoint."""
         named = [endpoint for endpoint, _ in reachable_nodes(cluster)]
         in_turn = dict.fromkeys((self.endpoints[0], *self.given, *named))
         return replace(self, endpoints=tuple(in_turn))
 
     def _told(self, cluster: PlacementDriverCluster) -> Turn:
-        """Return the order if the first does not lead; it may name the leader."""
+        """Return the order if the first endpoint does not lead; `cluster` may name the leader."""
         known = self.knowing(cluster).endpoints
         nodes = reachable_nodes(cluster)
         leaders = [each for each, is_leader in nodes if is_leader and each != known[0]]
@@ -73,7 +67,7 @@ class Turn:
         return replace(self, endpoints=tuple(dict.fromkeys(in_turn)))
 
     def _behind(self) -> Turn:
-        """Return the order with the first one last."""
+        """Return the order with the first endpoint at the end."""
         first, *others = self.endpoints
         return replace(self, endpoints=(*others, first))
 
@@ -88,26 +82,26 @@ class PlacementDrivers:
         endpoints = parse_endpoints(given)
         self._turn = Turn(endpoints, endpoints)
         self.have_answered = False
-        """Whether one of them has answered a request of the client."""
+        """Whether a placement driver has answered a request of the client."""
 
     @property
     def endpoint(self) -> str:
-        """Where to ask next."""
+        """The endpoint to ask next."""
         return self._turn.endpoints[0]
 
     @property
     def known(self) -> tuple[str, ...]:
-        """All that are known, the one to ask next first."""
+        """All known endpoints, in the order in which they are asked."""
         return self._turn.endpoints
 
     def is_passed_over(
         self, error: SbpError, tried: Collection[str], *, is_repeatable: bool = False
     ) -> bool:
-        """Whether the next one is asked at once: the one that failed with `error` is down.
+        """Whether to ask the next placement driver at once, because `error` means that one is down.
 
-        That is no retry: nothing was sent, or, to one that is silent, a request that may be
-        repeated. `tried` were asked already. A client that was given one placement driver waits for
-        that one, as its retry policy says.
+        This is no retry: nothing was sent, or a repeatable request was sent to a silent server.
+        `tried` are the endpoints that were asked already. A client that was given one placement
+        driver waits for it as the retry policy says.
         """
         is_silent = is_repeatable and isinstance(error, DeadlineExceededError)
         is_down = is_silent or isinstance(error, ConnectError)
@@ -159,14 +153,14 @@ class Router:
         """The open ranges with replicas that were known last."""
 
     def learn(self, stream_id: int, ranges: Iterable[RangeInfo], revision: int = -1) -> None:
-        """Replace what is known of a stream. `revision` -1: the server does not count them."""
+        """Replace the known ranges of a stream. `revision` -1: the server counts no revisions."""
         ordered = tuple(sorted(ranges, key=lambda piece: piece.range_index))
         self._placements[stream_id] = _Placement(ordered, revision)
         if ordered and ordered[-1].is_open_and_replicated:
             self._note_primary(ordered[-1])
 
     def _note_primary(self, piece: RangeInfo) -> None:
-        """Log that a stream goes on at another server: after a fail-over, or to drain a server."""
+        """Log that a stream goes on at another server: after a fail-over or a drain."""
         before = self._open.get(piece.stream_id, piece)
         self._open[piece.stream_id] = piece
         if piece.range_index > before.range_index and piece.servers[0] != before.servers[0]:
@@ -177,7 +171,7 @@ class Router:
             )
 
     def forget(self, stream_id: int) -> None:
-        """Look the stream up again before its next use."""
+        """Forget the ranges of a stream, so that it is looked up before its next use."""
         self._placements.pop(stream_id, None)
 
     def maybe_ranges(self, stream_id: int) -> tuple[RangeInfo, ...] | None:
@@ -194,14 +188,14 @@ class Router:
         return [each for each in stream_ids if each in self._placements]
 
     def confirm(self, stream_ids: Iterable[int], since: int, revision: int) -> None:
-        """Record that streams which are known as of one revision have not changed up to another."""
+        """Record that streams known as of revision `since` have not changed up to `revision`."""
         for stream_id in stream_ids:
             placement = self._placements.get(stream_id)
             if placement is not None and placement.revision == since:
                 self._placements[stream_id] = replace(placement, revision=revision)
 
     def maybe_revision(self, stream_ids: Iterable[int]) -> int | None:
-        """Return the one revision as of which all the streams are known, None if there is none."""
+        """Return the revision as of which all streams are known, None if there is no single one."""
         placements = [self._placements.get(each) for each in stream_ids]
         revisions = {-1 if entry is None else entry.revision for entry in placements}
         return revisions.pop() if len(revisions) == 1 and -1 not in revisions else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sbp_core import limits
-from sbp_core.client.operations.calls import Context, ask, decode_reply, unanswered
+from sbp_core.client.operations.calls import Context, ask, ask_for_each, decode_reply, unanswered
 from sbp_core.client.operations.metadata import (
     REPLICA_COUNT_MAX,
     check_named,
@@ -73,12 +73,12 @@ from sbp_core.wire.status import maybe_error, with_message
 
 
 async def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> list[StreamInfo]:
-    """Change streams; return them as they are then, in the order of `updates`.
+    """Change streams; return their new metadata, in the order of `updates`.
 
-    Raises NotFoundError naming all that are missing: nothing is changed then. Raises
-    ConditionFailedError for properties that are not as expected: others are changed. An update
-    with `expected_properties` is not sent again if its answer was lost: the outcome of the error is
-    UNKNOWN then.
+    Raises NotFoundError, and changes nothing, naming all missing streams. Raises
+    ConditionFailedError for a stream without the expected properties; other streams are changed. An
+    update with `expected_properties` is not sent again if its answer was lost: the outcome of the
+    error is UNKNOWN then.
     """
     # SPEC "UPDATE_STREAMS"
     for update in updates:
@@ -97,18 +97,16 @@ async def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> l
     updated: list[StreamInfo] = []
     for chunk in cut_by_weight(wanted, stream_weight, limits.STREAMS_PER_CALL):
         header = UpdateStreamsRequest(timeout_ms=context.timeout_ms, streams=tuple(chunk))
-        answers = await ask(
+        results = await ask_for_each(
             context,
             Opcode.UPDATE_STREAMS,
             header,
             UpdateStreamsResponse,
+            (len(chunk), "streams to update"),
             # The change itself may have made the condition false.
             is_repeatable=not any(each.expected_properties for each in chunk),
             feature=maybe_compare_and_set(chunk),
         )
-        results = [result for answer in answers for result in answer.update_responses]
-        if len(results) != len(chunk):
-            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to update")
         for stream, result in zip(chunk, results, strict=True):
             error = maybe_error(result.status)
             if error is not None:
@@ -121,16 +119,16 @@ async def update_streams(context: Context, updates: Sequence[StreamUpdate]) -> l
 
 
 def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
-    """Return the stream as it shall be.
+    """Return the table of a stream with the wanted fields.
 
-    Fields that do not change are sent with their known values, unless properties change: without
-    these the wire has no "leave it" for `retention_period_ms`.
+    Fields that do not change are sent with their known values: the first version of the protocol
+    has no "leave it" for `retention_period_ms`. If properties change, the server knows "leave it".
     """
     retention_ms, retention_bytes = update.retention_period_ms, update.retention_bytes
     properties = property_tables(update.properties)
     expected = property_tables(update.expected_properties)
     known_ms, known_replicas = known.retention_period_ms, known.replica_count
-    if properties or expected:  # for servers that know "leave it"
+    if properties or expected:  # such servers know "leave it"
         known_ms, known_replicas = -1, 0
     return Stream(
         stream_id=known.stream_id,
@@ -145,7 +143,7 @@ def _wanted(update: StreamUpdate, known: StreamInfo) -> Stream:
 
 
 async def trim_streams(context: Context, offsets: Mapping[int, int]) -> dict[int, RangeInfo]:
-    """Forget the records of streams, by id, below an offset; return their first ranges.
+    """Trim streams, by id, below an offset; return their first ranges.
 
     Raises OffsetOutOfRangeError for an offset beyond the tail. Offsets never go back.
     """
@@ -179,7 +177,7 @@ async def trim_streams(context: Context, offsets: Mapping[int, int]) -> dict[int
                     _check_trimmed(result)
         except SbpError as error:
             if isinstance(error, TransportError) and server not in only_servers:
-                continue  # it learns of the trim from the placement driver, before it serves again
+                continue  # the placement driver tells the server before it serves again
             half_done = with_message(
                 error,
                 f"TRIM_STREAMS at {server}: ",
@@ -195,15 +193,15 @@ async def trim_streams(context: Context, offsets: Mapping[int, int]) -> dict[int
 async def _trim_metadata(
     context: Context, offsets: Mapping[int, int]
 ) -> tuple[dict[int, RangeInfo], list[SbpError]]:
-    """Trim at the placement driver; return the smallest ranges, and what failed."""
+    """Trim at the placement driver; return the first ranges, and the errors."""
     smallest: dict[int, RangeInfo] = {}
     errors: list[SbpError] = []
     for chunk in chunks(list(offsets)):
         header = _trim_header(context, {each: offsets[each] for each in chunk})
-        answers = await ask(context, Opcode.TRIM_STREAMS, header, TrimStreamsResponse)
-        results = [result for answer in answers for result in answer.streams]
-        if len(results) != len(chunk):
-            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to trim")
+        wanted = len(chunk), "streams to trim"
+        results = await ask_for_each(
+            context, Opcode.TRIM_STREAMS, header, TrimStreamsResponse, wanted
+        )
         for stream_id, result in zip(chunk, results, strict=True):
             context.router.forget(stream_id)
             error = maybe_error(result.status)
@@ -217,7 +215,7 @@ async def _trim_metadata(
 
 
 def _check_trimmed(result: TrimStreamResult) -> None:
-    """Raise what failed at a range server, but for a range that it does not have."""
+    """Raise the error of a range server, unless it does not have the range."""
     error = maybe_error(result.status)
     if error is not None and not isinstance(error, RangeNotFoundError | NotFoundError):
         raise error
@@ -231,7 +229,7 @@ def _trim_header(context: Context, offsets: Mapping[int, int]) -> TrimStreamsReq
 
 
 async def seal_streams(context: Context, stream_ids: Sequence[int]) -> dict[int, RangeInfo]:
-    """Let streams, by id, go on in new ranges; return the new writable range of each."""
+    """Seal the open ranges of streams, by id; return the new open range of each."""
     # SPEC "SEAL_RANGE"
     known = await list_ranges(context, stream_ids)
     wanted = [
@@ -247,15 +245,18 @@ async def seal_streams(context: Context, stream_ids: Sequence[int]) -> dict[int,
 async def seal_ranges(
     context: Context, wanted: Sequence[RangeId], cause: SealCause = SealCause.REQUESTED
 ) -> tuple[dict[int, RangeInfo], list[SbpError]]:
-    """Let streams go on behind ranges that are open; return their new ranges, and what failed."""
+    """Seal open ranges; return the next range of each stream, by id, and the errors."""
     opened: dict[int, RangeInfo] = {}
     failures: list[SbpError] = []
     for chunk in chunks(wanted):
         header = SealRangesRequest(context.timeout_ms, tuple(chunk), cause)
-        answers = await ask(context, Opcode.SEAL_RANGE, header, SealRangesResponse)
-        results = [result for answer in answers for result in answer.seal_responses]
-        if len(results) != len(chunk):
-            raise unanswered(f"{len(chunk) - len(results)} of the {len(chunk)} streams to seal")
+        results = await ask_for_each(
+            context,
+            Opcode.SEAL_RANGE,
+            header,
+            SealRangesResponse,
+            (len(chunk), "streams to seal"),
+        )
         for asked, result in _match_sealed(chunk, results):
             context.router.forget(asked.stream_id)
             error = maybe_error(result.status)
@@ -273,7 +274,7 @@ async def seal_ranges(
 def _match_sealed(
     asked: Sequence[RangeId], results: Sequence[SealRangesResult]
 ) -> list[tuple[RangeId, SealRangesResult]]:
-    """Return each asked range with its result: servers may answer in the order of completion."""
+    """Return each range with its result. Servers may answer in the order of completion."""
     named = {each.stream_id: each for each in results}
     return [(each, named.get(each.stream_id, SealRangesResult())) for each in asked]
 
@@ -281,7 +282,7 @@ def _match_sealed(
 async def describe_schemas(
     context: Context, stream_ids: Sequence[int], *, newest_only: bool = False
 ) -> dict[int, tuple[SchemaVersion, ...]]:
-    """Return the versions of each stream's schema, the newest last; none if it has no schema.
+    """Return the schema versions of each stream, the newest last; none for a stream without one.
 
     Raises NotFoundError naming the missing streams.
     """
@@ -315,12 +316,12 @@ async def describe_schemas(
 async def register_schema(
     context: Context, stream_id: int, schema: StreamSchema, *, version: int
 ) -> SchemaVersion:
-    """Register a schema as `version` of a stream's; return the version that is newest now.
+    """Register a schema as a version of a stream's schema; return the newest version.
 
-    `version` is the newest one plus 1, or 1 for the first. Compare the result: if another
-    client registered that version first, its schema is returned, and this one is not
-    registered. Raises SchemaError if the schema does not extend the newest one,
-    AlreadyExistsError for a version that is not the next one. `evolve_schema` does all that.
+    `version` is the newest version plus 1, or 1 for the first. Compare the result: if another
+    client registered that version first, its schema is returned, and `schema` is not registered.
+    Raises SchemaError if `schema` does not extend the newest version, AlreadyExistsError if
+    `version` is not the next one. `evolve_schema` does these steps.
     """
     # SPEC "REGISTER_SCHEMAS"
     asked = SchemaEntry(stream_id, version, schema.fingerprint, schema.encode())
@@ -352,10 +353,10 @@ async def register_schema(
 async def evolve_schema(
     context: Context, stream_id: int, schema: StreamSchema, *, may_change: bool
 ) -> SchemaVersion:
-    """Return a version of a stream's schema that data of `schema` fit.
+    """Return a version of a stream's schema that fits data of `schema`.
 
-    A stream without one gets this one, and if it `may_change`, a new version of it where that
-    is needed. Raises SchemaError with what does not fit.
+    A stream without a schema gets `schema`. If the stream's schema `may_change`, a new version is
+    registered where needed. Raises SchemaError with the differences.
     """
     described = await describe_schemas(context, [stream_id], newest_only=True)
     newest = described[stream_id][-1] if described[stream_id] else None
@@ -365,7 +366,7 @@ async def evolve_schema(
             return newest
         if newest is not None and not may_change:
             raise _fixed(newest, schema)
-        # Each turn that others win takes one of the versions that a stream may have.
+        # Another client that wins a turn uses up one of the versions that a stream may have.
         version = 1 if newest is None else newest.version + 1
         newest = await register_schema(context, stream_id, wanted, version=version)
     raise ProtocolError(
@@ -378,8 +379,8 @@ def _fixed(newest: SchemaVersion, schema: StreamSchema) -> SchemaError:
     differences = compare_schemas(newest.schema, schema).differences
     lines = "\n".join(f"  {each}" for each in differences)
     return SchemaError(
-        f"version {newest.version} of {_schema_of(newest.stream_id)} does not have all of this;"
-        f" let it change, or leave out what is not there:\n{lines}"
+        f"version {newest.version} of {_schema_of(newest.stream_id)} lacks columns; let it change,"
+        f" or leave these out:\n{lines}"
     )
 
 

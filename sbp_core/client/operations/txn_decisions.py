@@ -27,7 +27,7 @@ from sbp_core.wire.status import with_message
 from sbp_core.wire.txn_id import is_producer
 
 _UNKNOWN = -1
-"""In place of a number: not known, or there is none."""
+"""Stands for a number that is unknown or absent."""
 
 
 async def commit_txn(
@@ -40,12 +40,13 @@ async def commit_txn(
     digest: bytes,
     timeout_ms: int | None = None,
 ) -> TxnDecision:
-    """Decide what a producer's batch is: `parts`, which have `record_count` records together.
+    """Commit `parts`, with `record_count` records together, as a batch of a producer.
 
-    The first decision of a batch is final; a repeat returns it. Waits until all is visible, or for
-    most of `timeout_ms`: what is committed will be visible. Raises ConfigurationError for what no
-    placement driver would take, NotFoundError for a stream that does not exist, TxnAbortedError if
-    one of the transactions was given up; nothing is decided then.
+    The first decision about a batch is final; a repeat returns it. Waits until all records are
+    visible, or for most of `timeout_ms`; committed records become visible in any case. Raises
+    ConfigurationError for arguments that no placement driver accepts, NotFoundError for a stream
+    that does not exist, TxnAbortedError if one of the transactions was given up. Nothing is decided
+    after an error.
     """
     # SPEC "COMMIT_TXN"
     if timeout_ms is not None:
@@ -85,7 +86,7 @@ async def commit_txn(
 
 
 async def abort_txns(context: Context, parts: Sequence[TxnPart]) -> list[TxnPart]:
-    """Give up what was staged, unless it is committed; return what is given up now."""
+    """Drop staged parts that are not committed; return the parts that are dropped."""
     # SPEC "COMMIT_TXN"
     dead: list[TxnPart] = []
     for chunk in chunks(parts):
@@ -98,11 +99,11 @@ async def abort_txns(context: Context, parts: Sequence[TxnPart]) -> list[TxnPart
 
 
 async def give_up_txn(context: Context, producer: str, batch_number: int) -> TxnLoss:
-    """Give up what range servers have lost of a decided batch, so that others can follow.
+    """Give up the parts of a decided batch that range servers lost, so that later batches follow.
 
-    It may be repeated. Raises NotFoundError if the batch is not decided, InvalidRequestError if
-    it only waits: what can be published is not given up; RequestTimeoutError if its range
-    server does not say in time what it has.
+    The call may be repeated. Raises NotFoundError if the batch is not decided, InvalidRequestError
+    if all of it can still be published, RequestTimeoutError if a range server does not report its
+    parts in time.
     """
     # SPEC "COMMIT_TXN"
     _check_batch(producer, batch_number)
@@ -111,10 +112,10 @@ async def give_up_txn(context: Context, producer: str, batch_number: int) -> Txn
     )
     answers = await ask(context, Opcode.COMMIT_TXN, header, CommitTxnResponse)
     last = answers[-1]
-    if not last.is_replay:  # one that does not know `give_up` has aborted no transactions
+    if not last.is_replay:  # a server that does not know `give_up` aborted an empty list
         raise UnsupportedError(
             StatusCode.UNSUPPORTED_OPERATION,
-            "the placement driver cannot give up what is lost of a batch: upgrade it",
+            "the placement driver cannot give up lost parts of a batch: upgrade it",
         )
     parts = tuple(_part(each) for answer in answers for each in answer.parts)
     waits_for = (last.status and last.status.message) or ""
@@ -124,9 +125,9 @@ async def give_up_txn(context: Context, producer: str, batch_number: int) -> Txn
 async def describe_txns(
     context: Context, producer: str | None = None, *, spared: Collection[str] | None = ()
 ) -> list[TxnInfo]:
-    """Return the states of a producer's transactions, or of all, staged ones included.
+    """Return the states of transactions, of one producer or of all, staged ones included.
 
-    The range servers in `spared` are not asked. None asks no range server, so that staged
+    Range servers in `spared` are not asked. With None no range server is asked, and staged
     transactions are left out.
     """
     # SPEC "DESCRIBE_TXNS"
@@ -215,7 +216,7 @@ def _info(found: TxnDescription, server: str | None) -> TxnInfo:
 
 
 def _joined(found: Sequence[TxnInfo]) -> list[TxnInfo]:
-    """Return decisions whole: one of many parts is described in several pieces."""
+    """Join the descriptions of decisions with many parts, which come in several pieces."""
     joined: list[TxnInfo] = []
     for each in found:
         last = joined[-1] if joined else None

@@ -1,10 +1,10 @@
 """Operations that find where many streams begin and end, and how far they can be read now.
 
-`watch_bounds` is for callers that poll. While nothing changes it costs one short call to the
+`watch_bounds` is for callers that poll. While nothing changes, it costs one short call to the
 placement driver and to each range server, all at the same time: servers count changes, and report
-what changed since a count (SPEC "LIST_RANGES", "DESCRIBE_RANGE").
+the changes since a count (SPEC "LIST_RANGES", "DESCRIBE_RANGE").
 
-`reach` does not wait until a server is available again; only the placement driver has to be.
+`reach` does not wait for range servers that are unavailable. It needs the placement driver only.
 """
 
 from __future__ import annotations
@@ -14,12 +14,6 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp_core import limits
-from sbp_core.client.operations.bounds import (
-    Bounds,
-    bounds_between,
-    describe_call,
-    stream_bounds,
-)
 from sbp_core.client.operations.calls import Context, decode_reply
 from sbp_core.client.operations.open_calls import Call, Reply, gather
 from sbp_core.client.operations.range_placement import (
@@ -34,6 +28,12 @@ from sbp_core.client.operations.range_placement import (
 )
 from sbp_core.client.operations.replicas import Replicas, worst_failure
 from sbp_core.client.operations.router import Router
+from sbp_core.client.operations.stream_bounds import (
+    Bounds,
+    bounds_between,
+    describe_call,
+    stream_bounds,
+)
 from sbp_core.client.types import MetadataChanges, RangeInfo, Reach, StreamBounds, UnavailableRange
 from sbp_core.errors import SbpError
 from sbp_core.wire.headers import (
@@ -49,7 +49,7 @@ from sbp_core.wire.status import maybe_error
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A range server, as of which of its revisions bounds are known, and of how many streams."""
+    """A range server, the revision as of which its bounds are known, and its stream count."""
 
     endpoint: str
     revision: int
@@ -69,8 +69,8 @@ class _Basis:
 class BoundsView:
     """Where streams begin and end, by id.
 
-    The next look that starts from a view gives the same `bounds`, not a copy, if nothing changed.
-    `basis` is for that look only.
+    If nothing changed, the next call that starts from a view returns the same object `bounds`.
+    `basis` is for that call only.
     """
 
     bounds: Mapping[int, StreamBounds]
@@ -78,7 +78,7 @@ class BoundsView:
 
     @property
     def revision(self) -> int | None:
-        """The revision of the placement driver's metadata then; None: a next look asks for all."""
+        """The revision of the metadata; None if the next call has to ask for all streams."""
         return None if self.basis is None else self.basis.revision
 
 
@@ -100,7 +100,7 @@ async def watch_bounds(
 
 
 async def _look(context: Context, stream_ids: tuple[int, ...]) -> BoundsView:
-    """Ask for all the bounds, and before that for the revisions as of which they are known."""
+    """Ask for the revisions of the servers, and then for all bounds."""
     basis = None
     if len(stream_ids) >= limits.BOUNDS_WATCHED_MIN:
         check_errors(await revalidate(context, stream_ids))
@@ -112,7 +112,7 @@ async def _look(context: Context, stream_ids: tuple[int, ...]) -> BoundsView:
 
 
 async def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> _Basis | None:
-    """Return the placement and the revisions of now; None if a server does not count them."""
+    """Return the placement and revisions now; None if a server counts no revisions."""
     router = context.router
     revision = router.maybe_revision(stream_ids)
     if revision is None:
@@ -131,7 +131,7 @@ async def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> _Basis 
 
 
 def _server_counts(ranges: Mapping[int, Sequence[RangeInfo]]) -> Counter[str]:
-    """Return of how many streams each range server knows the end."""
+    """Return for each range server how many streams end there."""
     servers = map(_maybe_server, ranges.values())
     return Counter(each for each in servers if each is not None)
 
@@ -139,9 +139,9 @@ def _server_counts(ranges: Mapping[int, Sequence[RangeInfo]]) -> Counter[str]:
 async def _maybe_later(
     context: Context, earlier: BoundsView, wanted: tuple[int, ...]
 ) -> BoundsView | None:
-    """Return the view of now by what changed since an earlier one.
+    """Return the view now, by the changes since an earlier view.
 
-    None if the servers do not say, or if an open range is no longer as its server knew it.
+    Returns None if a server does not report changes, or if an open range has ended or moved.
     """
     basis = earlier.basis
     if basis is None:
@@ -180,9 +180,9 @@ def _maybe_updated(
     replies: Sequence[Reply],
     newer: Container[int] = (),
 ) -> BoundsView | None:
-    """Return a view with the news of its range servers, without the streams that are `newer` in it.
+    """Return a view with the changes of its range servers. Streams in `newer` are current already.
 
-    None if a server did not answer, or an open range has ended.
+    Returns None if a server did not answer, or if an open range has ended.
     """
     sources: list[_Source] = []
     changed: dict[int, StreamBounds] = {}
@@ -214,7 +214,7 @@ def _maybe_updated(
 
 
 def _news_of(source: _Source, timeout_ms: int) -> Call:
-    """Return the question what changed, if that is less than to ask for all streams again."""
+    """Return the call that asks for changes, limited to the size of an answer for all streams."""
     changed_max = max(source.stream_count, limits.RESULTS_PER_FRAME)
     header = DescribeRangesRequest(timeout_ms, (), source.revision, changed_max)
     return _question(source.endpoint, header)
@@ -235,7 +235,7 @@ def _maybe_changes(router: Router, reply: Reply, since: int) -> MetadataChanges 
 
 
 def _maybe_news(reply: Reply) -> tuple[int, list[DescribeRangeResult]] | None:
-    """Return a server's revision and the results; None if it failed, or has no revision."""
+    """Return the revision and results of a server; None if it failed or has no revision."""
     try:
         answers = decode_reply(reply, DescribeRangesResponse)
     except SbpError:
@@ -246,7 +246,7 @@ def _maybe_news(reply: Reply) -> tuple[int, list[DescribeRangeResult]] | None:
 
 
 def _maybe_server(pieces: Sequence[RangeInfo]) -> str | None:
-    """Return the server that knows where a stream ends, None if none has to be asked."""
+    """Return the server that knows the end of a stream; None if the last range is sealed."""
     last = pieces[-1] if pieces else None
     return last.servers[0] if last and last.end_offset is None and last.servers else None
 
@@ -260,10 +260,10 @@ async def reach(
 ) -> dict[int, Reach]:
     """Return how far streams, by id, can be read from a position; None is their first record.
 
-    Unlike `stream_bounds` it does not wait until a range server is available again: the ranges
-    of those that do not answer within `timeout_ms` are `Reach.unavailable`. Those in `spared`
-    are not asked: they count as unavailable with that error. Raises NotFoundError naming all
-    missing streams.
+    Unlike `stream_bounds` the call does not wait for servers that are down: the ranges of servers
+    that do not answer within `timeout_ms` are `Reach.unavailable`. Servers in `spared` are not
+    asked, and count as unavailable with the given error. Raises NotFoundError naming all missing
+    streams.
     """
     # SPEC "DESCRIBE_RANGE"
     stream_ids = list(positions)
@@ -306,7 +306,7 @@ async def reach(
 async def probe(
     context: Context, endpoints: Collection[str], *, timeout_ms: int
 ) -> dict[str, SbpError]:
-    """Send a PING to each server; return the errors of those that fail within `timeout_ms`.
+    """Send a PING to each server; return the errors of servers that fail within `timeout_ms`.
 
     Servers that answer are not in the result: it is empty if all are reachable.
     """
@@ -334,7 +334,7 @@ class _Servers:
     def to_ask(
         self, questions: Sequence[tuple[str, Sequence[RangeInfo]]]
     ) -> list[tuple[str, Sequence[RangeInfo]]]:
-        """Return the questions without those to spared servers; the streams of those fail."""
+        """Return the questions to servers that are not spared; the other streams fail."""
         self.unasked = {}
         for server, pieces in questions:
             if server in self._spared:
@@ -345,7 +345,7 @@ class _Servers:
     def unknown(
         self, replicas: Replicas, found: Collection[Sequence[RangeInfo]], now_ms: float
     ) -> list[tuple[str, Sequence[RangeInfo]]]:
-        """Return the next servers to ask, for ranges of which no server is known to answer yet."""
+        """Return the next servers to ask, for ranges that no answering server is known for."""
         pieces: dict[str, RangeInfo] = {}
         for piece in (each for ranges in found for each in ranges):
             readers = replicas.readers(piece, now_ms)

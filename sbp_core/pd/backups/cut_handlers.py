@@ -28,7 +28,7 @@ from sbp_core.pd.model import (
     stream_table,
 )
 from sbp_core.pd.txns.publishing import Publisher
-from sbp_core.peers.range_servers import Peers, server_addresses
+from sbp_core.peers.driver_calls import Peers, server_addresses
 from sbp_core.server.answers import each_of, in_parts
 from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock

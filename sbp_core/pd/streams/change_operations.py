@@ -34,7 +34,7 @@ from sbp_core.pd.streams.stream_operations import (
     log_missing_replicas,
     properties_of,
 )
-from sbp_core.peers.range_servers import Peers, server_addresses
+from sbp_core.peers.driver_calls import Peers, server_addresses
 from sbp_core.server.request_checks import check_number
 from sbp_core.wire.headers import (
     DescribeRangeResult,

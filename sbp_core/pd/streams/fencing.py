@@ -19,7 +19,7 @@ from sbp_core.errors import (
     TransportError,
 )
 from sbp_core.pd.model import SealedRange
-from sbp_core.peers.range_servers import server_addresses
+from sbp_core.peers.driver_calls import server_addresses
 from sbp_core.replication import DIGEST_BYTES, FenceAnswer, Prefix, answers_needed, decided_end
 from sbp_core.wire.headers import SealRangesResult, StreamRange
 

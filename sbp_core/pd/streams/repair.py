@@ -31,7 +31,7 @@ from sbp_core.pd.model import (
 from sbp_core.pd.placement import Placement
 from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.sealing import RangeAnnouncer
-from sbp_core.peers.range_servers import Peers, by_address
+from sbp_core.peers.driver_calls import Peers, by_address
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import StreamRange
 from sbp_core.wording import listed

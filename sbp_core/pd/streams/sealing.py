@@ -31,7 +31,7 @@ from sbp_core.pd.streams.range_operations import (
     open_next_ranges,
     plan_seals,
 )
-from sbp_core.peers.range_servers import Peers, by_address, by_server, server_addresses
+from sbp_core.peers.driver_calls import Peers, by_address, by_server, server_addresses
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.wire.headers import (
     DescribeRangeResult,

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.client.types import Connecting
+from sbp_core.client.connecting import Connecting
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -46,8 +46,8 @@ from sbp_core.pd.streams.sealing import RangeAnnouncer, Sealer
 from sbp_core.pd.txns.ending import RangeServers
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.pd.txns.txn_handlers import TxnHandlers
+from sbp_core.peers.driver_calls import Peers
 from sbp_core.peers.links import Links, Secrets
-from sbp_core.peers.range_servers import Peers
 from sbp_core.server.answers import in_parts, with_results
 from sbp_core.server.dispatch import Answer, Handler, Response, ServerCall
 from sbp_core.server.guard import Guard

@@ -21,8 +21,7 @@ from sbp_core.pd.model import RangeKey, range_table
 from sbp_core.pd.streams.fencing import UNREACHABLE
 from sbp_core.pd.txns.decisions import Part
 from sbp_core.pd.txns.publications import Publication, PublicationInput
-from sbp_core.peers.range_servers import Peers, by_address, server_addresses
-from sbp_core.peers.transactions import Ended, TxnEnd
+from sbp_core.peers.driver_calls import Ended, Peers, TxnEnd, by_address, server_addresses
 from sbp_core.server.runtime import cancel_all
 
 _LOG: Final = logging.getLogger(__name__)

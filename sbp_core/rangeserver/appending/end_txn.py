@@ -22,7 +22,7 @@ from sbp_core.errors import SbpError, TxnEndedError, TxnIncompleteError, invalid
 from sbp_core.failpoints import failpoint
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, drop_entry
-from sbp_core.peers.transactions import Ended
+from sbp_core.peers.driver_calls import Ended
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.appending.staging import NO_OFFSET, Stagings, check_txn_ids
 from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest, unsettled

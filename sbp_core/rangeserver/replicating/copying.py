@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.client.types import Connecting
+from sbp_core.client.connecting import Connecting
 from sbp_core.errors import (
     DeadlineExceededError,
     LogCorruptionError,
@@ -40,7 +40,7 @@ from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState, 
 from sbp_core.log.states.replicated_entries import copied_entry, copy_begun_entry, settled_entry
 from sbp_core.log.states.staged_states import staged_entry
 from sbp_core.peers.links import Links
-from sbp_core.peers.replicas import read_entries
+from sbp_core.peers.replica_calls import read_entries
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import RangeHost

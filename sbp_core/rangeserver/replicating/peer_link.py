@@ -21,10 +21,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple
 
 from sbp_core import limits
+from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.aio_transport import AsyncPool
 from sbp_core.client.operations import calls
 from sbp_core.client.operations.open_calls import Call
-from sbp_core.client.types import Connecting
 from sbp_core.errors import (
     RangeNotFoundError,
     RangeSealedError,

@@ -13,12 +13,12 @@ import asyncio
 import logging
 from typing import Final, Protocol
 
-from sbp_core.client.types import Connecting
+from sbp_core.client.connecting import Connecting
 from sbp_core.errors import SbpError
 from sbp_core.log.states.range_states import RangeKey
+from sbp_core.peers.driver_calls import server_addresses
 from sbp_core.peers.links import Links
-from sbp_core.peers.range_servers import server_addresses
-from sbp_core.peers.replicas import ASK_TIMEOUT_MS, is_settled_at
+from sbp_core.peers.replica_calls import ASK_TIMEOUT_MS, is_settled_at
 from sbp_core.replication import answers_needed
 from sbp_core.server.runtime import cancel_all
 from sbp_core.tls import Tls

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient, CursorInfo, GroupInfo, Reach, StreamInfo
-from sbp_core.client.group_lag import Lag, measure_group, unread_offsets
-from sbp_core.client.group_members import GroupDescription
+from sbp_core.client.types import GroupDescription
 from sbp_core.errors import NotFoundError, RefusedError, StatusCode, UnsupportedError
+from sbp_core.operating.cursor_lag import Lag, measure_group, unread_offsets
 from sbp_core.operating.cursor_moves import (
     FIELDS_MAX,
     MOVES_MAX,

@@ -17,8 +17,8 @@ import pyarrow as pa
 from starlette.responses import Response
 
 from sbp_core.client import AppendItem, AsyncClient, Reach, StreamInfo
-from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
 from sbp_core.errors import ConfigurationError, NotFoundError, OffsetOutOfRangeError, SbpError
+from sbp_core.operating.stream_position import PositionKind, find_offset, parse_position
 from sbp_core.quantities import quoted
 from sbp_core.records import StreamSchema, encode_columns, encode_rows
 from sbp_core.records.json_lines import parse_json_lines

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sbp_core.client import AsyncClient
-from sbp_core.operating.samples import PERIOD_SECONDS, SPAN_SECONDS, Samples
-from sbp_core.operating.sampling import Sampling
+from sbp_core.operating.samples import PERIOD_SECONDS, SPAN_SECONDS, Samples, Sampling
 
 SIZES_SECONDS: Final = 60.0
 LOOKED_SECONDS: Final = 30.0

@@ -9,8 +9,8 @@ from typing import Final
 from starlette.responses import Response
 
 from sbp_core.client import AsyncClient, Reach, SchemaVersion, StreamInfo, StreamUpdate
-from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
 from sbp_core.errors import ConfigurationError, RefusedError, StatusCode
+from sbp_core.operating.stream_position import PositionKind, find_offset, parse_position
 from sbp_core.quantities import is_offset, show_retention
 from sbp_core.records import Change, compare_schemas, field_text
 from sbp_core.records.stream_schema import type_text

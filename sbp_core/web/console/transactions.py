@@ -10,8 +10,8 @@ from typing import Final
 from starlette.responses import Response
 
 from sbp_core.client import AsyncClient, TxnInfo, TxnPart
-from sbp_core.client.txn_remarks import ADVICE, loss_lines
 from sbp_core.errors import NotFoundError
+from sbp_core.operating.txn_advice import ADVICE, loss_lines
 from sbp_core.web.console.health import PROBE_MS
 from sbp_core.web.console.site import Question, Visit, get, post
 from sbp_core.web.console.submissions import Done, check_typed

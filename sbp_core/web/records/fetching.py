@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.stream_position import PositionKind, find_offset, parse_position
 from sbp_core.client.types import FetchItem, Reach
 from sbp_core.errors import DeadlineExceededError, RecordBatchError
+from sbp_core.operating.stream_position import PositionKind, find_offset, parse_position
 from sbp_core.records.evolution import map_columns
 from sbp_core.records.stream_decoder import Records, StreamDecoder
 

@@ -14,9 +14,9 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sbp_core.client.aio import AsyncClient
-from sbp_core.client.stream_position import check_order, parse_position
 from sbp_core.client.types import StreamInfo
 from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.operating.stream_position import check_order, parse_position
 from sbp_core.records import ROWS_SCHEMA
 from sbp_core.web.problems import bad_request, refusal
 from sbp_core.web.records.contents import ARROW, BINARY, LINE, NDJSON, media_type

@@ -182,7 +182,7 @@ def is_other(members, info):
 
 @pytest.mark.parametrize("wrong", [{"group": "g"}, {"follow": True}])
 def test_sharing_needs_a_group_and_goes_on_for_ever(sbp, wrong):
-    with pytest.raises(ConfigurationError, match="shared=True goes with"):
+    with pytest.raises(ConfigurationError, match="shared=True needs"):
         sbp.consumer("part-0", shared=True, **wrong)
 
 

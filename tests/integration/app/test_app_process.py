@@ -145,6 +145,39 @@ def test_the_child_of_a_fork_is_refused_and_the_parent_goes_on(sbp, stream):
     assert sbp.consumer(stream, group=stream).lag() == {stream: 6}
 
 
+def test_the_child_of_a_fork_ends_without_a_word(cluster, stream):
+    script = (
+        "import gc, os\n"
+        "connection = connect(endpoint)\n"
+        "producer = connection.producer(stream)\n"
+        "producer.send(b'x').result()\n"
+        "consumer = connection.consumer(stream, group='g', shared=True, follow=True)\n"
+        "assert consumer.poll(60)\n"
+        "if os.fork():\n"
+        "  assert os.wait()[1] == 0\n"
+        "  connection.close()\n"
+        "gc.collect()\n"
+    )
+    assert run(cluster, stream, script) == (0, "")
+
+
+def test_the_child_of_a_fork_within_a_loop_ends_without_a_word(cluster, stream):
+    script = (
+        "import gc, os\n"
+        "async def main():\n"
+        "  async with aio.connect(endpoint) as connection:\n"
+        "    producer = connection.producer(stream)\n"
+        "    await (await producer.send(b'x'))\n"
+        "    if os.fork() == 0:\n"
+        "      del producer\n"
+        "      gc.collect()\n"
+        "      os._exit(0)\n"
+        "    assert os.wait()[1] == 0\n"
+        "asyncio.run(main())\n"
+    )
+    assert run(cluster, stream, script) == (0, "")
+
+
 def test_what_cannot_be_sent_to_another_process_says_so(sbp, stream):
     with sbp.producer(stream) as producer:
         producer.send(b"v", headers={"h": b"1"}).result()

@@ -318,7 +318,7 @@ def test_calls_that_would_wait_for_their_callback_are_refused(sbp, stream, caplo
 
         def call_back(_):
             delivery.add_done_callback(lambda _: None)
-            with pytest.raises(ConfigurationError, match=r"close\(\) within a callback"):
+            with pytest.raises(ConfigurationError, match=r"close\(\) in a callback"):
                 sbp.close()
             producer.flush()
 
@@ -329,7 +329,7 @@ def test_calls_that_would_wait_for_their_callback_are_refused(sbp, stream, caplo
         producer.send(b"3").add_done_callback(lambda _: end())
         producer.flush()
         assert producer.send(b"4").result() == 3
-    assert "flush() within a callback" in caplog.text
+    assert "flush() in a callback" in caplog.text
     assert "SystemExit" in caplog.text
     assert "OddError" in caplog.text
 

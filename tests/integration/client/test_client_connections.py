@@ -18,10 +18,10 @@ from sbp_core.client import (
     StreamSpec,
     Writer,
 )
+from sbp_core.client.connecting import Connecting
+from sbp_core.client.facades import loop_thread
 from sbp_core.client.io.connection import AsyncConnection
-from sbp_core.client.io.loop_thread import loop_thread
 from sbp_core.client.operations.open_calls import Call
-from sbp_core.client.types import Connecting
 from sbp_core.errors import (
     ClientClosedError,
     ConfigurationError,

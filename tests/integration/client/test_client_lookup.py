@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_core.client.operations.positions import TimedOffset, first_found
+from sbp_core.client.operations.time_lookup import TimedOffset, first_found
 from sbp_core.client.types import RangeInfo
 from sbp_core.errors import (
     NotFoundError,

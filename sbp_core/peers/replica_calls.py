@@ -1,6 +1,6 @@
-"""The calls of a range server to others that have copies of its ranges.
+"""The calls of a range server to other servers that have replicas of its ranges.
 
-REPLICATE has connections of its own, because each sends one frame after the other (see
+REPLICATE has connections of its own, which send one frame after the other (see
 `rangeserver/replicating/peer_link.py`).
 """
 
@@ -27,7 +27,7 @@ from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status
 
 READ_TIMEOUT_MS: Final = 10_000
-"""How long a server has for an answer: it may have to read a segment to find the place."""
+"""The time for an answer: the server may have to read a segment to find the entries."""
 ASK_TIMEOUT_MS: Final = 1_000
 
 
@@ -41,7 +41,7 @@ async def read_entries(
     bytes_max: int,
     from_offset: int,
 ) -> tuple[ReadEntriesResponse, list[Entry]]:
-    """Return entries of a range that another server has (SPEC "READ_ENTRIES").
+    """Read entries of a range from another server (SPEC "READ_ENTRIES").
 
     Raises SbpError, ProtocolError for entries of another range.
     """

@@ -1,17 +1,14 @@
-"""Operations that find where to read on: from a time, or from the cursor of a consumer group."""
+"""Operations that find records by the time when they were appended (SPEC "LOOKUP_OFFSETS")."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from sbp_core import limits
-from sbp_core.client.group_members import Membership
 from sbp_core.client.operations.calls import (
     Attempts,
     Context,
-    ask,
     decode_reply,
     unanswered,
 )
@@ -25,30 +22,21 @@ from sbp_core.client.operations.range_placement import (
     revalidate,
 )
 from sbp_core.client.operations.replicas import Turn
-from sbp_core.client.types import NO_CURSOR, CursorInfo, GroupInfo, RangeInfo
+from sbp_core.client.types import RangeInfo
 from sbp_core.errors import (
     ConfigurationError,
-    NotFoundError,
     ProtocolError,
     RangeNotFoundError,
     SbpError,
 )
-from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.headers import (
-    CommitCursorsRequest,
-    CommitCursorsResponse,
-    Cursor,
-    DescribeCursorsRequest,
-    DescribeCursorsResponse,
     LookupOffsetInfo,
     LookupOffsetResult,
     LookupOffsetsRequest,
     LookupOffsetsResponse,
 )
 from sbp_core.wire.opcodes import Opcode
-from sbp_core.wire.status import maybe_error, with_message
-
-_ANY_OFFSET: Final = Cursor().expected_offset
+from sbp_core.wire.status import maybe_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +54,12 @@ async def lookup_offsets(
     start_offsets: Mapping[int, int] | None = None,
     timeout_ms: int | None = None,
 ) -> dict[int, int]:
-    """Return for each stream, by id, where to start for what was appended since a time.
+    """Return for each stream, by id, the offset of the first record appended at a time or later.
 
-    Times in us (UTC), by the clocks of the range servers, which count in ms. The answer is the
-    first record, in the order of offsets, that was appended then or later, or else the tail.
-    For a stream in `start_offsets` only records from there on count, and only the servers of
-    ranges that end behind it are asked. With a `timeout_ms` servers are not waited for any
-    longer: streams that they have ranges of are left out.
+    Times are in us (UTC), by the clocks of the range servers, which count in ms. Without such a
+    record the answer is the tail. A look-up begins at the offset in `start_offsets`, and asks only
+    the servers of ranges that end behind it. With a `timeout_ms` streams whose servers take longer
+    are left out.
     """
     start_offsets = start_offsets or {}
     wanted = {
@@ -92,8 +79,8 @@ async def append_times(
 ) -> dict[int, int | None]:
     """Return for each stream, by id, when the record at an offset was appended, in ms (UTC).
 
-    If that one was trimmed, when the first one left was; None at the tail and beyond. With a
-    `timeout_ms` streams whose servers take longer are left out.
+    A trimmed record gets the time of the first record left; None at the tail and beyond.
+    With a `timeout_ms` streams whose servers take longer are left out.
     """
     wanted = {
         stream_id: LookupOffsetInfo(stream_id=stream_id, start_offset=_check(offset, "offset"))
@@ -112,11 +99,11 @@ def _check(number: int, what: str) -> int:
 async def _look_up(
     context: Context, wanted: Mapping[int, LookupOffsetInfo], timeout_ms: int | None
 ) -> dict[int, TimedOffset]:
-    """Ask the servers of all ranges that end behind the start offsets; they look up what they have.
+    """Ask the servers of all ranges that end behind the start offsets for the first record.
 
-    If a stream went on in a new range since the look-up, it is asked for again: a server that also
-    hosts a later range would have named that one. With a `timeout_ms` no server is waited for
-    longer, nor asked again: the streams that it has ranges of are left out.
+    If a stream has a new range since its placement was looked up, it is asked for again, because a
+    server of both ranges may have found the record in the later one. With a `timeout_ms` no server
+    is waited for longer or asked again: streams with ranges on such a server are left out.
     """
     attempts = Attempts(context, context.now_ms())
     lookups = _Lookups(context, wanted)
@@ -164,9 +151,9 @@ async def _look_up(
 
 
 class _Lookups:
-    """State of `_look_up`: the ranges of each stream, and what their servers found.
+    """The state of `_look_up`: the ranges of each stream, and the answers of their servers.
 
-    `failures` are those of the last questions, by stream: the server that was asked, and the error.
+    `failures` has the server and the error of each stream that failed in the last questions.
     """
 
     def __init__(self, context: Context, wanted: Mapping[int, LookupOffsetInfo]) -> None:
@@ -179,7 +166,7 @@ class _Lookups:
         self._answers: dict[int, dict[str, TimedOffset]] = {}
         self._turns: dict[tuple[int, int], Turn] = {}
         self._servers: dict[int, dict[int, str]] = {}
-        """By stream and range: the server that is asked."""
+        """By stream id and range index: the server that is asked."""
 
     def questions(
         self, stream_ids: Sequence[int], now_ms: float
@@ -202,7 +189,7 @@ class _Lookups:
         return [(server, part) for server, whole in hosted.items() for part in chunks(whole)]
 
     def on_reply(self, server: str, stream_ids: Sequence[int], reply: Reply, now_ms: float) -> None:
-        """Record what a server found in the ranges that it hosts."""
+        """Record the answer of a server about the ranges that it hosts."""
         answered: dict[int, LookupOffsetResult] = {}
         try:
             for answer in decode_reply(reply, LookupOffsetsResponse):
@@ -229,7 +216,7 @@ class _Lookups:
                 self._answers[stream_id][server] = TimedOffset(result.offset, time_ms)
 
     def answered(self) -> list[int]:
-        """Return the streams all of whose servers have answered."""
+        """Return the streams whose servers have all answered."""
         return [
             stream_id
             for stream_id in self._asked
@@ -241,14 +228,14 @@ class _Lookups:
         ]
 
     def settle(self) -> None:
-        """Decide about the streams that are where they were when their servers were asked."""
+        """Settle the streams whose ranges have not changed since their servers were asked."""
         for stream_id in self.answered():
             ranges = self._asked[stream_id]
             if ranges == self._router.maybe_ranges(stream_id):
                 self.found[stream_id] = first_found(ranges, self._answers[stream_id])
 
     def worst_failure(self) -> tuple[str | None, SbpError]:
-        """Return one that no wait cures, if there is any."""
+        """Return a failure that no wait cures, or else any failure."""
         return min(self.failures.values(), key=lambda each: each[1].retriable)
 
     def _ahead(self, stream_id: int) -> list[RangeInfo]:
@@ -256,9 +243,9 @@ class _Lookups:
         return [each for each in self._asked[stream_id] if each.is_ahead_of(start_offset)]
 
     def _end(self, stream_id: int, server: str) -> int:
-        """Return where the last of the sealed ranges ends that a replica was asked for; -1: none.
+        """Return the end of the last sealed range that a replica was asked for, -1 without one.
 
-        One that found nothing must have looked as far as that: it may not know of the seal yet.
+        A replica that found nothing up to a lower offset lacks records of a sealed range.
         """
         asked = self._servers[stream_id]
         ends = [
@@ -269,7 +256,7 @@ class _Lookups:
         return max(ends, default=-1)
 
     def _on_error(self, stream_id: int, server: str, error: SbpError, now_ms: float) -> None:
-        """Ask other replicas of the ranges that a server was asked for, or let the stream fail."""
+        """Ask other replicas for the ranges of a failed server, or let the stream fail."""
         for piece in self._ahead(stream_id):
             if self._servers[stream_id].get(piece.range_index) == server:
                 turn = self._turns[stream_id, piece.range_index]
@@ -297,11 +284,10 @@ def _lacking(stream_id: int, offset: int, end_offset: int) -> RangeNotFoundError
 
 
 def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, TimedOffset]) -> TimedOffset:
-    """Return the first record that any of the servers found that were asked, or the stream's tail.
+    """Return the first record that a server found, or the stream's tail.
 
-    Where a server found nothing it answers the end of what it has. Only the answer of the last
-    range's server counts: what was appended there since then is not to be skipped for a record that
-    another server found in a still later range.
+    A server that found nothing answers the end of its last range. For the tail only the answer of
+    the last range's server counts: records that were appended there since then must not be skipped.
     """
     if not ranges:
         return TimedOffset(0, None)
@@ -312,112 +298,3 @@ def first_found(ranges: Sequence[RangeInfo], answers: Mapping[str, TimedOffset])
     records = [answer for answer in answers.values() if answer.time_ms is not None]
     found = min([*records, TimedOffset(tail_offset, None)], key=lambda each: each.offset)
     return TimedOffset(max(found.offset, first.start_offset), found.time_ms)
-
-
-async def commit_cursors(
-    context: Context,
-    group: str,
-    offsets: Mapping[int, int],
-    *,
-    membership: Membership | None = None,
-    expected: Mapping[int, int] | None = None,
-) -> None:
-    """Remember the offsets that a consumer group reads next, by stream id; durably.
-
-    Offsets may go back. NO_CURSOR forgets a cursor. Raises NotFoundError naming the missing
-    streams. While a group has members, one of them has to commit, with its `membership`: that
-    raises MemberUnknownError if it is no longer a member, StreamNotHeldError for a stream that
-    it does not hold. The cursors of other streams are set nevertheless.
-
-    With `expected`, offsets by stream id, a cursor that is elsewhere is not set: that raises
-    ConditionFailedError, with the `current_offset`. NO_CURSOR expects that there is none. If
-    the answer is lost the outcome is UNKNOWN, and nothing is sent again: see what is committed.
-    """
-    expected = expected or {}
-    if not expected.keys() <= offsets.keys():
-        raise ConfigurationError("expected names a stream for which no offset is committed")
-    for stream_id, offset in (*offsets.items(), *expected.items()):
-        if not NO_CURSOR <= offset < 2**63:
-            raise ConfigurationError(
-                f"cursor {offset} of stream {stream_id} is not an offset, 0 or more, nor"
-                f" {NO_CURSOR} to forget the cursor"
-            )
-    feature = None if membership is None else FeatureName.GROUPS
-    if expected:  # servers that know this know groups, too
-        feature = FeatureName.COMPARE_AND_SET
-    errors: dict[int, SbpError] = {}
-    for chunk in chunks(list(offsets)):
-        header = CommitCursorsRequest(
-            timeout_ms=context.timeout_ms,
-            group=group,
-            cursors=tuple(
-                Cursor(
-                    stream_id,
-                    offsets[stream_id],
-                    expected_offset=expected.get(stream_id, _ANY_OFFSET),
-                )
-                for stream_id in chunk
-            ),
-            member_id=None if membership is None else membership.member_id,
-            generation=-1 if membership is None else membership.generation,
-        )
-        answers = await ask(
-            context,
-            Opcode.COMMIT_CURSORS,
-            header,
-            CommitCursorsResponse,
-            is_repeatable=not expected,
-            feature=feature,
-        )
-        for stream_id, cursor in _answered(answers, chunk).items():
-            error = maybe_error(cursor.status)
-            if isinstance(error, NotFoundError):
-                errors[stream_id] = error
-            elif error is not None:
-                errors[stream_id] = with_message(error, f"cursor of stream {stream_id}: ")
-    check_errors(errors)
-
-
-async def describe_cursors(
-    context: Context, group: str, stream_ids: Sequence[int] = ()
-) -> list[CursorInfo]:
-    """Return the cursors that a group has, all of them or those of the streams named."""
-    found: list[CursorInfo] = []
-    for chunk in chunks(list(dict.fromkeys(stream_ids))) if stream_ids else [()]:
-        header = DescribeCursorsRequest(context.timeout_ms, group, tuple(chunk))
-        answers = await ask(context, Opcode.DESCRIBE_CURSORS, header, DescribeCursorsResponse)
-        cursors = [cursor for answer in answers for cursor in answer.cursors]
-        if chunk:
-            cursors = list(_answered(answers, chunk).values())
-        for cursor in cursors:
-            error = maybe_error(cursor.status)
-            if error is not None:
-                raise with_message(error, f"cursor of stream {cursor.stream_id}: ")
-            if cursor.next_offset != NO_CURSOR:
-                found.append(
-                    CursorInfo(cursor.stream_id, cursor.next_offset, cursor.committed_at_ms)
-                )
-    return found
-
-
-async def list_groups(context: Context) -> list[GroupInfo]:
-    """Return the consumer groups that have cursors or members, by name."""
-    header = DescribeCursorsRequest(timeout_ms=context.timeout_ms)
-    answers = await ask(context, Opcode.DESCRIBE_CURSORS, header, DescribeCursorsResponse)
-    return [
-        GroupInfo(cursor.group, cursor.committed_at_ms if cursor.committed_at_ms >= 0 else None)
-        for answer in answers
-        for cursor in answer.cursors
-        if cursor.group is not None
-    ]
-
-
-def _answered(
-    answers: Sequence[CommitCursorsResponse] | Sequence[DescribeCursorsResponse],
-    stream_ids: Sequence[int],
-) -> dict[int, Cursor]:
-    """Return what was answered for each stream, in the order asked for."""
-    results = [cursor for answer in answers for cursor in answer.cursors]
-    if [cursor.stream_id for cursor in results] != list(stream_ids):
-        raise unanswered(f"some of the {len(stream_ids)} cursors that were asked for")
-    return dict(zip(stream_ids, results, strict=True))

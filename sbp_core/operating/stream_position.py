@@ -28,18 +28,18 @@ class PositionKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position in any stream. `find_offset` says where that is in one."""
+    """A position in any stream. `find_offset` finds its offset in one stream."""
 
     kind: PositionKind
     number: int = 0
 
 
 def parse_position(text: str, *, clock: Callable[[], int] = time.time_ns) -> Position:
-    """Return the position that a text names. Raises ConfigurationError.
+    """Parse a position. Raises ConfigurationError.
 
-    It is `earliest`, `latest`, an offset, -N for the last N records, a time such as
-    2025-01-31T09:30 (UTC), or one before now such as -90s, -10m, -12h or -7d. `clock` says what
-    time it is, in ns since 1970.
+    The text is `earliest`, `latest`, an offset, -N for the last N records, a time such as
+    2025-01-31T09:30 (UTC), or a time before now such as -90s, -10m, -12h or -7d. `clock` returns
+    the time in ns since 1970.
     """
     match text:
         case "earliest":
@@ -68,7 +68,7 @@ def position_at(moment: datetime) -> Position:
 
 
 def check_order(start: Position, end: Position) -> None:
-    """Raise ConfigurationError for a part that begins behind its end, whatever the stream has."""
+    """Raise ConfigurationError if the start is behind the end in every stream."""
     if _is_backwards(start, end):
         raise ConfigurationError("the start is behind the end, which is exclusive: exchange them")
 
@@ -84,9 +84,9 @@ def _is_backwards(start: Position, end: Position) -> bool:
 def find_offset(position: Position, at: Reach, found_by_time: int | None = None) -> int:
     """Return the offset of a position in a stream.
 
-    `found_by_time` is what `AsyncClient.lookup_offsets` found for a TIME; None if a server did not
-    answer. Raises OffsetOutOfRangeError for an offset that the stream does not have, SbpError for
-    one that depends on a server that is down.
+    `found_by_time` is the result of `AsyncClient.lookup_offsets` for a TIME, None if a server did
+    not answer. Raises OffsetOutOfRangeError for an offset that the stream does not have, SbpError
+    for a position that depends on a server that is down.
     """
     match position.kind:
         case PositionKind.EARLIEST:

@@ -1,4 +1,4 @@
-"""How far a consumer group is behind its streams: computed from the answers of a client."""
+"""How far the cursors of a consumer group are behind their streams."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from sbp_core.wording import counted
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a group is behind a stream; only the cursor is known of one that was deleted.
+    """How far a group is behind a stream. A deleted stream has only the cursor.
 
-    `tail_offset` and what follows from it is None also if the server of the tail is down.
-
-    `lag_records` are there to be read, `lost_records` were trimmed before they were read. `lag_ms`
-    is the age of the record that is to be read next, 0 at the tail.
+    `lag_records` can still be read, `lost_records` were trimmed before they were read. `lag_ms` is
+    the age of the next record to read, 0 at the tail. `tail_offset` and these are None also if the
+    server of the tail is down.
     """
 
     stream_id: int
@@ -31,7 +30,7 @@ class Lag:
 
     @property
     def remark(self) -> str:
-        """The problem of the cursor, or nothing."""
+        """The problem of the cursor in words, or an empty text."""
         if self.tail_offset is None:
             return "deleted" if self.stream is None else "the server of its tail is down"
         if self.lost_records:
@@ -42,9 +41,9 @@ class Lag:
 
 
 def unread_offsets(cursors: Sequence[CursorInfo], reaches: Mapping[int, Reach]) -> dict[int, int]:
-    """Return the next offset of each stream, by id, that has a record there.
+    """Return the cursors that are at a record, by stream id.
 
-    `AsyncClient.append_times` says for these when the records were appended.
+    `AsyncClient.append_times` returns when these records were appended.
     """
     return {
         cursor.stream_id: cursor.next_offset
@@ -61,10 +60,9 @@ def measure_group(
     times: Mapping[int, int | None],
     now_ms: int,
 ) -> list[Lag]:
-    """Compare the cursors of a group with their streams, by id; `infos` lacks those deleted.
+    """Compare the cursors of a group with their streams; `infos` lacks deleted streams.
 
-    `times` are the append times, in ms, of the records at `unread_offsets`; a time that is left
-    out is not known.
+    `times` are the append times, in ms, of the records at `unread_offsets`, without unknown times.
     """
     unread = unread_offsets(cursors, reaches)
 
@@ -90,7 +88,7 @@ def measure(
     held: StreamBounds | Reach | None,
     lag_ms: int | None,
 ) -> Lag:
-    """Compare a cursor with its stream; None stands for one that was deleted."""
+    """Compare a cursor with its stream; `info` None stands for a deleted stream."""
     place = cursor.stream_id, cursor.next_offset, cursor.committed_at_ms
     if info is None or held is None:
         return Lag(*place)

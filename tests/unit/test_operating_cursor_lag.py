@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sbp_core.client import CursorInfo, Reach, StreamBounds, StreamInfo, UnavailableRange
-from sbp_core.client.group_lag import Lag, measure, measure_group, unread_offsets
 from sbp_core.errors import ConnectError
+from sbp_core.operating.cursor_lag import Lag, measure, measure_group, unread_offsets
 
 INFO = StreamInfo(5, "s", 1, 0, 0)
 

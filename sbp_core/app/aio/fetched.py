@@ -1,4 +1,4 @@
-"""Fetching the batches that a consumer hands out next, for asyncio."""
+"""The batches that a consumer fetched, and how it hands out their records, for asyncio."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import aclosing
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from sbp_core.app import defaults
-from sbp_core.app.decoding import decode_fetched, fingerprints_of
+from sbp_core.app.decoding import decode_fetched, fingerprints_of, pieces_of, records_of
 from sbp_core.app.positions import Position, Positions
-from sbp_core.app.record import Batch
+from sbp_core.app.record import Batch, Record
 from sbp_core.client import AsyncClient, FetchOutcome
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
 from sbp_core.records import StreamSchema, split_envelopes
@@ -27,8 +27,9 @@ _LOG: Final = logging.getLogger("sbp_core.app")
 class AsyncFetcher:
     """Fetches from the positions of a consumer, and keeps the batches until they are handed out.
 
-    `is_member`: the consumer shares the streams of its `group` with others. It does not end if
-    records of a stream were trimmed, but gives that stream up: `given_up` has those streams, by id.
+    `is_member`: the consumer shares the streams of its `group` with others. If unread records of a
+    stream were trimmed, a member gives the stream up and goes on; `given_up` has the ids of these
+    streams.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class AsyncFetcher:
         """Positions, their seek counts when they were fetched from, and the batches left."""
 
     def clear(self) -> None:
-        """Forget what was fetched; it is fetched again from the positions."""
+        """Forget the fetched batches; the next fetch starts at the positions again."""
         self._ready = deque()  # not cleared: another thread may be in `maybe_next`
 
     def maybe_next(self) -> tuple[Position, Batch] | None:
@@ -71,9 +72,9 @@ class AsyncFetcher:
         return None
 
     async def fetch(self, until: float | None) -> None:
-        """Fetch what is there now of all streams, or what comes first before a time, if anything.
+        """Fetch what all streams have now, or the first records that come before a time.
 
-        A call that is cancelled changes nothing. Raises SbpError.
+        A cancelled call changes nothing. Raises SbpError.
         """
         for outcome in await self._fetch(until):
             at = self._positions.maybe_at(outcome.stream_id)
@@ -102,7 +103,7 @@ class AsyncFetcher:
                     continue
                 found.append(outcome)
                 if outcome.payload and self._is_idle:
-                    break  # the others may have nothing for as long as the fetch waits
+                    break  # other streams may have no records for as long as the fetch waits
         self._is_idle = self._is_following and not any(each.payload for each in found)
         if not self._is_following and not is_moved and not any(each.payload for each in found):
             missing = items[0]
@@ -116,8 +117,8 @@ class AsyncFetcher:
     async def _skip_trimmed(self, stream_id: int, error: SbpError) -> None:
         """Go on behind records that were trimmed before they were read, as `on_trimmed` says.
 
-        Raises the error if it is another one, or if that is wanted. A member of a group does not:
-        it reports the error, and goes on with its other streams.
+        Raises every other error, and also this one if `on_trimmed` is "error". A member of a group
+        reports the trimmed records in its log instead, and gives the stream up.
         """
         at = self._positions.maybe_at(stream_id)
         if at is None or not isinstance(error, OffsetOutOfRangeError):
@@ -146,10 +147,108 @@ class AsyncFetcher:
         _LOG.error("stream given up group=%s stream=%s: %s", self._group, at.stream, text)
 
     async def _decode(self, at: Position, outcome: FetchOutcome) -> Iterator[Batch]:
-        """Return the batches, each decoded when it is asked for, up to a damaged one."""
+        """Return an iterator that decodes a batch when it is asked for, up to a damaged one."""
         envelopes = list(split_envelopes(outcome.payload))
         known = self._schemas.setdefault(at.stream_id, {})
         if fingerprints_of(envelopes) - known.keys():
             versions = await self._client.describe_schemas([at.stream_id])
             known.update((each.schema.fingerprint, each.schema) for each in versions[at.stream_id])
         return decode_fetched(at.stream, envelopes, at.next_offset, at.end_offset, known)
+
+
+if TYPE_CHECKING:
+    from sbp_core.app.aio.consumer import AsyncConsumer
+
+
+class Hand:
+    """The records left in the batch that a consumer hands out now, and its position.
+
+    Records before the `next_offset` of the position were handed out. At `duty_at` the consumer has
+    to commit or to ask for its streams.
+    """
+
+    def __init__(self, consumer: AsyncConsumer, duty_at: float) -> None:
+        self.duty_at = duty_at
+        self.has_records = False
+        """Whether a batch is handed out."""
+        self.are_several = False
+        """Whether the last call has returned several records. None of them is done yet."""
+        self._consumer = consumer
+        self._pieces: Iterator[Batch] = iter(())
+        self._records: Iterator[Record] = iter(())
+        self._at = Position(-1, "", 0, 0, None, None)
+        self._seek_count = 0
+
+    def turn_to(self, found: tuple[Position, Batch] | None) -> None:
+        """Hand out the records of this batch next; None stands for no batch."""
+        self.has_records = found is not None
+        self._records = iter(())
+        self._pieces = iter(())
+        if found is not None:
+            self._at, batch = found
+            self._seek_count = self._at.seek_count
+            self._pieces = pieces_of(batch)
+
+    def maybe_next(self) -> Record | None:
+        """Return the next record of the batch; None behind the last one, and after a seek."""
+        at = self._at
+        if at.seek_count != self._seek_count:
+            return None
+        record = next(self._records, None)
+        if record is None and (piece := next(self._pieces, None)) is not None:
+            self._records = records_of(piece)
+            record = next(self._records)
+        if record is not None:
+            at.next_offset = record.offset + 1
+        return record
+
+    def mark_done(self) -> None:
+        """Mark all records that were handed out as done, except the last one."""
+        at = self._at
+        if self.has_records and not self.are_several and at.seek_count == self._seek_count:
+            at.done_offset = max(at.done_offset, at.next_offset - 1)
+
+
+def hand_out_whole(found: tuple[Position, Batch] | None) -> Batch | None:
+    """Return a batch, all records of which are handed out now."""
+    if found is None:
+        return None
+    at, batch = found
+    at.next_offset = batch.end_offset
+    return batch
+
+
+class AsyncRecordIterator(Hand):
+    """The records of a consumer. A cancelled wait takes no record, and may be repeated."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        at = self._at  # as `maybe_next` does, without a call: this is the hot path of loops
+        if at.seek_count == self._seek_count and time.monotonic() < self.duty_at:
+            record = next(self._records, None)
+            if record is not None:
+                at.next_offset = record.offset + 1
+                return record
+        record = await self._consumer.take_record(self)
+        if record is None:
+            raise StopAsyncIteration
+        return record
+
+
+class AsyncBatchIterator:
+    """The batches of a consumer. A cancelled wait takes no batch, and may be repeated."""
+
+    def __init__(self, consumer: AsyncConsumer, hand: Hand) -> None:
+        self._consumer = consumer
+        self._hand = hand
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        batch = await self._consumer.take_batch(self._hand)
+        if batch is None:
+            raise StopAsyncIteration
+        return batch

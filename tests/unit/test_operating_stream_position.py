@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sbp_core.client import Reach, UnavailableRange
-from sbp_core.client.stream_position import Position, PositionKind, find_offset, parse_position
 from sbp_core.errors import ConfigurationError, ConnectError, OffsetOutOfRangeError, SbpError
+from sbp_core.operating.stream_position import Position, PositionKind, find_offset, parse_position
 
 HELD = Reach(5, 10, 30)
 DOWN = Reach(5, 10, None, (UnavailableRange(20, None, "a:1", ConnectError("a:1 is down")),))

@@ -1,4 +1,4 @@
-"""Remarks on transactions: what to do about each state, and what giving one up has lost."""
+"""Advice on transactions: what to do about each state, and what a give-up has lost."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ ADVICE: Final[Mapping[str, str]] = {
         " repair a stuck batch before it."
     ),
     "staged": (
-        "It is durable, and not visible before its producer commits it. One that is never"
-        " committed is dropped after staged_timeout_ms. Nothing is to be done."
+        "It is durable, and not visible before its producer commits it. Without a commit it is"
+        " dropped after staged_timeout_ms. Nothing is to be done."
     ),
     "published": "All its records are visible.",
     "aborted": "Its records are dropped, and were never visible.",
 }
-"""By `TxnInfo.state`."""
+"""Advice by `TxnInfo.state`."""
 
 
 def loss_lines(producer: str, batch_number: int, loss: TxnLoss) -> list[str]:
-    """Return what was given up of a batch, a line for each stream."""
+    """Return the losses of a batch that was given up, a line for each stream."""
     batch = f"batch {batch_number} of {producer}"
     counts: Counter[int] = Counter()
     for part in loss.parts:

@@ -1,19 +1,17 @@
-"""Where streams begin and end now, and whether ranges that were open still are."""
+"""Where streams begin and end now, and how many bytes they take on the disks of range servers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
 
 from sbp_core import limits
 from sbp_core.client.operations.calls import (
     Attempts,
     Context,
-    RetryPolicy,
     decode_reply,
     unanswered,
 )
-from sbp_core.client.operations.open_calls import Call, Reply, pause
+from sbp_core.client.operations.open_calls import Call, Reply, gather, pause
 from sbp_core.client.operations.range_placement import (
     check_errors,
     checked_range,
@@ -30,7 +28,6 @@ from sbp_core.errors import (
     ProtocolError,
     SbpError,
 )
-from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (
     DescribeRangesRequest,
     DescribeRangesResponse,
@@ -39,19 +36,19 @@ from sbp_core.wire.headers import (
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 
+_Key = tuple[int, int]
+"""A range: the id of its stream, and its index."""
+
 
 async def ended(context: Context, pieces: Iterable[RangeInfo]) -> set[int]:
-    """Return the streams whose ranges, which were open, are not any more.
+    """Return the streams, by id, whose given ranges are no longer open.
 
-    None if the placement driver does not say so soon.
+    The result is empty if the placement driver does not answer soon.
     """
     indexes = {each.stream_id: each.range_index for each in pieces}
-    impatient = replace(
-        context,
-        policy=RetryPolicy(budget_ms=0),
-        timeout_ms=min(context.timeout_ms, limits.CONNECT_TIMEOUT_MS),
-    )
-    errors = await revalidate(impatient, list(indexes))
+    if not indexes:
+        return set()
+    errors = await revalidate(context.impatient(), list(indexes))
     found = set()
     for stream_id, index in indexes.items():
         known = context.router.maybe_open_range(stream_id)
@@ -70,40 +67,19 @@ def unanswered_at_end(server: str) -> DeadlineExceededError:
 async def _describe_open(
     context: Context, questions: Sequence[tuple[str, Sequence[RangeInfo]]], timeout_ms: int
 ) -> list[Reply]:
-    """Ask servers about their ranges; a silent one is not waited for once its ranges have ended."""
-    with context.open_calls() as calls:
-        asked: dict[int, tuple[str, Sequence[RangeInfo]]] = {}
-        for question in questions:
-            asked[await calls.start(describe_call(*question, timeout_ms))] = question
-        frames: dict[int, list[Frame]] = {number: [] for number in asked}
-        errors: dict[int, SbpError] = {}
-        waiting = set(asked)
-        while waiting:
-            now_ms = context.now_ms()
-            due_ms = now_ms + limits.PRIMARY_PATIENCE_MS
-            arrival = await calls.receive(waiting, due_ms)
-            if arrival is None:
-                replicated = [
-                    each
-                    for number in waiting
-                    for each in asked[number][1]
-                    if each.is_open_and_replicated
-                ]
-                over = (await ended(context, replicated)) if replicated else set()
-                for number in [*waiting]:
-                    server, pieces = asked[number]
-                    if any(each.stream_id in over for each in pieces):
-                        calls.abandon(number)
-                        errors[number] = unanswered_at_end(server)
-                        waiting.discard(number)
-                continue
-            if isinstance(arrival.content, SbpError):
-                errors[arrival.number] = arrival.content
-            else:
-                frames[arrival.number].append(arrival.content)
-            if arrival.is_last:
-                waiting.discard(arrival.number)
-    return [Reply(tuple(frames[number]), errors.get(number)) for number in asked]
+    """Ask servers about their ranges. A silent server is given up once a range of it has ended."""
+
+    async def on_silence(silent: Collection[int]) -> dict[int, SbpError]:
+        asked = [piece for index in silent for piece in questions[index][1]]
+        over = await ended(context, [each for each in asked if each.is_open_and_replicated])
+        return {
+            index: unanswered_at_end(questions[index][0])
+            for index in silent
+            if any(each.stream_id in over for each in questions[index][1])
+        }
+
+    calls = [describe_call(*each, timeout_ms) for each in questions]
+    return await gather(context.open_calls, calls, on_silence)
 
 
 async def stream_bounds(context: Context, stream_ids: Sequence[int]) -> list[StreamBounds]:
@@ -118,7 +94,7 @@ async def stream_bounds(context: Context, stream_ids: Sequence[int]) -> list[Str
         questions = bounds.questions(pending)
         timeout_ms = context.timeout_ms
         if attempts.is_first and any(each.is_replicated for _, part in questions for each in part):
-            timeout_ms = min(timeout_ms, limits.REPLICA_TIMEOUT_MS)  # it may have a new primary
+            timeout_ms = min(timeout_ms, limits.REPLICA_TIMEOUT_MS)  # there may be a new primary
         replies = await _describe_open(context, questions, timeout_ms)
         for (server, pieces), reply in zip(questions, replies, strict=True):
             bounds.on_reply(server, pieces, reply)
@@ -138,7 +114,7 @@ async def stream_bounds(context: Context, stream_ids: Sequence[int]) -> list[Str
 class Bounds:
     """The known bounds of streams, while their servers are asked.
 
-    `failures` are those of the last questions, by stream: the server that was asked, and the error.
+    `failures` has the server and the error of each stream that failed in the last questions.
     """
 
     def __init__(self, router: Router) -> None:
@@ -187,13 +163,13 @@ class Bounds:
             elif tail.end_offset is None:
                 self._settle(stream_id, tail, tail.next_offset)
             else:
-                # Sealed behind our back: a newer range may exist, so the placement is looked up
-                # once more; if it shows none, this range is where the stream ends.
+                # The range was sealed after the look-up, so a newer range may exist. If the next
+                # look-up shows no newer range, the stream ends with this one.
                 self._sealed[stream_id] = tail
                 self._router.forget(stream_id)
 
     def first_offset(self, stream_id: int) -> int:
-        """Return where the placement driver lets a stream begin."""
+        """Return the first offset of a stream that the placement driver knows."""
         ranges = self._router.maybe_ranges(stream_id)
         return ranges[0].start_offset if ranges else 0
 
@@ -250,3 +226,72 @@ def _described(
             except ProtocolError as error:
                 described[stream_id] = error
     return described
+
+
+async def stored_bytes(
+    context: Context, stream_ids: Sequence[int], *, timeout_ms: int
+) -> dict[int, int]:
+    """Return the bytes that each stream, by id, takes in the log of one replica.
+
+    Streams with a range whose servers do not answer within `timeout_ms`, or do not know, are
+    left out. Raises NotFoundError naming the missing streams.
+    """
+    # SPEC "DESCRIBE_RANGE"
+    check_errors(await revalidate(context, stream_ids))
+    ranges = {each: context.router.maybe_ranges(each) or () for each in stream_ids}
+    pieces = [each for whole in ranges.values() for each in whole]
+    known = await range_bytes(context, pieces, timeout_ms=timeout_ms)
+    return {
+        stream_id: sum(known[_key(each)] for each in whole)
+        for stream_id, whole in ranges.items()
+        if all(_key(each) in known for each in whole)
+    }
+
+
+async def range_bytes(
+    context: Context, pieces: Sequence[RangeInfo], *, timeout_ms: int
+) -> dict[tuple[int, int], int]:
+    """Return the bytes of ranges in the log of one replica, by stream id and range index.
+
+    One server of each range is asked, then the others. Ranges whose servers do not answer within
+    `timeout_ms`, or do not know, are left out.
+    """
+    known: dict[_Key, int] = {}
+    rank = 0
+    while questions := _questions(pieces, known, rank):
+        calls = [describe_call(*each, timeout_ms, with_stored_bytes=True) for each in questions]
+        for reply in await gather(context.open_calls, calls):
+            known.update(_sizes(reply))
+        rank += 1
+    return known
+
+
+def _key(piece: RangeInfo) -> _Key:
+    return piece.stream_id, piece.range_index
+
+
+def _questions(
+    ranges: Iterable[RangeInfo], known: dict[_Key, int], rank: int
+) -> list[tuple[str, Sequence[RangeInfo]]]:
+    """Return which of their servers to ask about ranges: the first one at rank 0."""
+    groups: dict[str, list[RangeInfo]] = {}
+    for each in ranges:
+        if _key(each) not in known and rank < len(each.servers):
+            groups.setdefault(each.servers[rank], []).append(each)
+    return [(server, part) for server, whole in groups.items() for part in chunks(whole)]
+
+
+def _sizes(reply: Reply) -> dict[_Key, int]:
+    """Return what a server says of its ranges; nothing if it failed."""
+    try:
+        answers = decode_reply(reply, DescribeRangesResponse)
+    except SbpError:
+        return {}
+    return {
+        (each.stream_range.stream_id, each.stream_range.range_index): each.stored_bytes
+        for answer in answers
+        for each in answer.describe_responses
+        if maybe_error(each.status) is None
+        and each.stream_range is not None
+        and each.stored_bytes >= 0
+    }
