@@ -305,7 +305,7 @@ def _described(path: Path, item: tuple[Entry, Location] | Damage, time_ms: int) 
         described["txn_id"], described["sequence"] = decode_prefix(entry.body)
     if entry.kind is EntryKind.SETTLED:
         settled = decode_settled(entry)
-        described["seq"], described["is_cut"] = settled.end.seq, settled.cut is not None
+        described["seq"], described["is_cut"] = settled.end.seq, settled.truncation is not None
     if entry.kind is EntryKind.TXN_END:
         ended = decode_end(entry)
         described["is_commit"] = ended.is_commit

@@ -17,7 +17,7 @@ from sbp_core.client import (
     RetryPolicy,
     StreamSpec,
 )
-from sbp_core.errors import RequestTimeoutError, UnsupportedError
+from sbp_core.errors import UnsupportedError
 from sbp_core.session.negotiation import NO_FEATURES, Agreement, offer
 from sbp_core.wire.headers import (
     Feature,

@@ -21,9 +21,8 @@ from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.pd.placement import Placement
 from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.segment_format import EntryKind
 from sbp_core.session.negotiation import NO_FEATURES
-from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
+from sbp_core.wire.headers import AppendRequest
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 from tests.support.appends import WAIT_SECONDS, eventually, numbered, one_stream, send, values

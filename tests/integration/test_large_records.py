@@ -22,9 +22,7 @@ from sbp_core.client import (
     Writer,
     txn_id_of,
 )
-from sbp_core.client.connecting import Connecting
-from sbp_core.errors import ConfigurationError, RecordBatchError, SbpError, StatusCode
-from sbp_core.record_sizes import RecordSizes
+from sbp_core.errors import ConfigurationError, StatusCode
 from sbp_core.records import (
     ROWS_SCHEMA,
     ColumnsBuilder,

@@ -13,7 +13,6 @@ from sbp_core.errors import (
     NotFoundError,
     WriterGapError,
 )
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
 from sbp_core.peers.driver_calls import (
     Ended,
     TxnEnd,

@@ -33,7 +33,6 @@ from sbp_core.errors import (
 )
 from sbp_core.session.connection import Connection
 from sbp_core.session.negotiation import RequestedFeatures
-from sbp_core.session.states import RequestReceived
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.opcodes import Flag, Opcode
 from tests.support.scripted_client import AppendWorld, at_once

@@ -22,7 +22,7 @@ from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import index_path
 from sbp_core.log.readable_log import LogState
 from sbp_core.log.segment import Segment, read_segment
-from sbp_core.log.segment_scan import find_commits, read_snapshot
+from sbp_core.log.segment_scan import read_snapshot
 from sbp_core.log.states.state_snapshot import encode_states
 from sbp_core.record_sizes import LARGEST
 from sbp_core.segment_format import (

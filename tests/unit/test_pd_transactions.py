@@ -20,7 +20,6 @@ from sbp_core.limits import ABORTED_TXNS_KEPT_MS, TXN_ID_LENGTH_MAX, TXNS_KEPT_P
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream, RangeRecord, SealedRange
 from sbp_core.pd.txns.decisions import (
-    AbortedTxn,
     Decision,
     Manifest,
     Part,
