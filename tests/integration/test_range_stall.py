@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -12,7 +11,6 @@ from operator import itemgetter
 import pytest
 
 from sbp_core.client import Client, StreamSpec
-from sbp_spark.lag import lag
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.machines import RangeServerProcess
@@ -29,7 +27,7 @@ class Scene:
         infos = client.create_streams([StreamSpec(name) for name in names])
         placed = client.list_ranges([info.stream_id for info in infos])
         hosts = {info.name: placed[info.stream_id][-1].servers[0] for info in infos}
-        self.kept, self.spare = (name for name in names if hosts[name] != server.endpoint)
+        self.kept = next(name for name in names if hosts[name] != server.endpoint)
         self.lost = next(name for name in names if hosts[name] == server.endpoint)
         self.ids = {info.name: str(info.stream_id) for info in infos}
 
@@ -105,68 +103,3 @@ def test_the_others_go_on_and_the_rest_is_caught_up_with(scene, how, caplog):
     assert query.values == {name: numbered(0, 200) for name in (scene.kept, scene.lost)}
     assert caplog.text.count("is down for more than 0.3 s") == 1
     assert caplog.text.count("is back") == 1
-
-
-def test_a_query_that_begins_during_a_stall_and_a_run_to_the_tail(scene):
-    append_values(scene.client, scene.kept, numbered(0, 10))
-    append_values(scene.client, scene.lost, numbered(0, 10))
-    scene.run(scene.server.kill())
-    query = scene.query(startingOffsets="-5")
-    query._reader.prepareForTriggerAvailableNow()
-    query.values = {scene.kept: numbered(0, 5)}
-    assert query.read() == {scene.ids[scene.lost]}
-    assert query.values == {scene.kept: numbered(0, 10)}
-    scene.run(scene.server.start())
-    again = scene.query(startingOffsets="-5")
-    again._reader.prepareForTriggerAvailableNow()
-    again.offset, again.values = query.offset, {scene.lost: numbered(0, 5)}
-    again.read()
-    assert again.values == {scene.lost: numbered(0, 10)}
-
-
-def move_lost(scene):
-    """Let the lost stream go on at the server that stays."""
-    stream_id = int(scene.ids[scene.lost])
-    scene.client.delete_streams([scene.spare])  # so that the other server gets more ranges
-    opened = scene.client.seal_streams([stream_id])[stream_id]
-    assert opened.servers[0] != scene.server.endpoint
-
-
-def test_a_server_of_what_was_read_is_not_needed_for_an_end_by_time(scene):
-    for name in (scene.kept, scene.lost):
-        append_values(scene.client, name, numbered(0, 10))
-    move_lost(scene)
-    options = {"startingOffsets": "earliest", "endingTimestamp": "2100-01-01"}
-    query = scene.query(**options)
-    assert not query.read()
-    scene.run(scene.server.kill())
-    to_the_tail = scene.query(**options)
-    for run in (query, to_the_tail):
-        first = len(query.values[scene.lost])
-        for name in (scene.kept, scene.lost):
-            append_values(scene.client, name, numbered(first, first + 10))
-        if run is to_the_tail:
-            run._reader.prepareForTriggerAvailableNow()
-            run.offset, run.values = query.offset, query.values
-        assert not run.read()
-        assert run.values == dict.fromkeys((scene.kept, scene.lost), numbered(0, first + 10))
-    append_values(scene.client, scene.lost, [b"x"])
-    source = {"endOffset": json.dumps(to_the_tail.offset), "latestOffset": None}
-    found = {each.stream: each for each in lag({"sources": [source]}, scene.cluster.endpoint)}
-    assert found[scene.lost].record_count == 1
-    assert found[scene.lost].age_ms is not None
-
-
-def test_a_query_waits_for_a_sealed_range_of_a_server_that_is_down(scene):
-    append_values(scene.client, scene.lost, numbered(0, 10))
-    move_lost(scene)
-    append_values(scene.client, scene.lost, numbered(10, 20))
-    query = scene.query(startingOffsets="earliest")
-    scene.run(scene.server.kill())
-    assert query.read() == {scene.ids[scene.lost]}
-    assert scene.lost not in query.values
-    scene.run(scene.server.start())
-    deadline = time.monotonic() + 60
-    while query.read() or len(query.values.get(scene.lost, [])) < 20:
-        assert time.monotonic() < deadline
-    assert query.values == {scene.lost: numbered(0, 20)}
