@@ -68,44 +68,55 @@ def find_endings(
     named = positions_of(ending, snapshot.streams.values())
     asked = {each: position for each, position in named.items() if each in snapshot.bounds}
     times_ms = _times(asked, begin)
-    known_ends = {
+    kept = {
         stream_id: at.end_offset
         for stream_id, at in begin.streams.items()
         if at.end_offset is not None and at.end_time_ms == times_ms.get(stream_id)
     }
-    read_offsets = {stream_id: at.next_offset for stream_id, at in begin.streams.items()}
-    hidden = {
-        stream_id
-        for stream_id in times_ms
-        if snapshot.maybe_upto(stream_id, read_offsets.get(stream_id, 0)) is not None
-    }
-    sought = {
-        stream_id: time_ms
-        for stream_id, time_ms in times_ms.items()
-        if stream_id not in known_ends
-        and stream_id not in hidden
-        and read_offsets.get(stream_id, -1) < snapshot.tails[stream_id]
-    }
-    found = find_times(
-        client, sought, snapshot.bounds, read_offsets=read_offsets, timeout_ms=timeout_ms
-    )
-    hidden |= sought.keys() - found.keys()
+    unknown = {each: time_ms for each, time_ms in times_ms.items() if each not in kept}
+    found = _find_end_times(client, unknown, begin.next_offsets(), snapshot, timeout_ms)
     endings = {}
     for stream_id, position in asked.items():
         if isinstance(position, AtTime | Ago):
-            kept = known_ends.get(stream_id, found.get(stream_id))
-            is_hidden = kept is None and stream_id in hidden
-            endings[stream_id] = Ending(kept, kept, times_ms[stream_id], is_hidden)
+            end = kept.get(stream_id, found.get(stream_id))
+            is_hidden = stream_id in unknown and stream_id not in found
+            endings[stream_id] = Ending(end, end, times_ms[stream_id], is_hidden)
             continue
         assert not isinstance(position, AtCursor), "no option ends at a cursor"
         end = locate(position, snapshot.bounds[stream_id])
-        if is_moving(position):
-            end = known_ends.get(stream_id, end)
-            if stream_id in known_ends or snapshot.is_tail_known(stream_id):
-                endings[stream_id] = Ending(end, end)
-        else:
+        if not is_moving(position):
             endings[stream_id] = Ending(end)
+        elif stream_id in kept or snapshot.is_tail_known(stream_id):
+            end = kept.get(stream_id, end)
+            endings[stream_id] = Ending(end, end)
     return endings
+
+
+def _find_end_times(
+    client: Client,
+    times_ms: Mapping[int, int],
+    read_offsets: Mapping[int, int],
+    snapshot: Snapshot,
+    timeout_ms: int | None,
+) -> dict[int, int | None]:
+    """Return the first records of their times; None: no such record exists yet.
+
+    Streams with a server that does not answer are left out, if the server may have the record.
+    """
+    reachable = {
+        stream_id: time_ms
+        for stream_id, time_ms in times_ms.items()
+        if snapshot.maybe_upto(stream_id, read_offsets.get(stream_id, 0)) is None
+    }
+    unread = {
+        stream_id: time_ms
+        for stream_id, time_ms in reachable.items()
+        if read_offsets.get(stream_id, -1) < snapshot.tails[stream_id]
+    }
+    found = find_times(
+        client, unread, snapshot.bounds, read_offsets=read_offsets, timeout_ms=timeout_ms
+    )
+    return {each: None for each in reachable if each not in unread} | found
 
 
 def _times(asked: Mapping[int, Position], begin: SourceOffset) -> dict[int, int]:
