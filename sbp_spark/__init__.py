@@ -1,7 +1,7 @@
 """The Streaming Batch Protocol as a source and sink of Spark Structured Streaming.
 
 Read `datasource` first: it is what Spark calls. `options` has what users set, `reading` and
-`streaming` the source, `writing` the sink, `checkpoint` the command for Spark's checkpoints.
+`streaming` the source, `writing` the sink, `operations` the commands and metrics of queries.
 """
 
 from __future__ import annotations

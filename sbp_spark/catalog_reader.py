@@ -157,12 +157,12 @@ def _cursor_rows(client: Client) -> list[Row]:
 
 
 def _reach(client: Client, stream_ids: list[int]) -> dict[int, Reach]:
-    """Return what the streams hold, not waiting for servers that are down."""
+    """Return the bounds of the streams without waiting for servers that are down."""
     return client.reach(dict.fromkeys(stream_ids), timeout_ms=_ANSWER_MS, spared={})
 
 
 def _bounds(held: Reach) -> Row:
-    """Return the bounds of a stream, without those that are not known because a server is down."""
+    """Return the bounds of a stream; nothing if they are not known because a server is down."""
     if held.next_offset is None:
         return {}
     return {"start_offset": held.start_offset, "next_offset": held.next_offset}

@@ -138,9 +138,7 @@ def first_contact(servers: Servers) -> Iterator[Client]:
         ) from None
 
 
-def describe_refs(
-    servers: Servers, refs: Sequence[StreamRef], option: str, *, is_sink: bool = False
-) -> list[StreamInfo]:
+def describe_refs(servers: Servers, refs: Sequence[StreamRef], option: str) -> list[StreamInfo]:
     """Return the streams that an option names, asking the placement driver for the first time.
 
     Raises NotFoundError naming all that are missing, ConnectError if the placement driver does not
@@ -153,11 +151,9 @@ def describe_refs(
         try:
             return client.describe_streams([ref.key for ref in refs])
         except NotFoundError as error:
-            create = f"create it with `sbp streams create NAME --endpoint {servers}`"
-            if is_sink:
-                create = "set createStreams=true"
             raise NotFoundError(
                 error.code,
-                f"option {option}: {error.message.rpartition(';')[0]}; {create}, or find its"
-                f" present name with `sbp streams list --endpoint {servers}`",
+                f"option {option}: {error.message.rpartition(';')[0]}; create it with `sbp streams"
+                f" create NAME --endpoint {servers}`, or find its present name with `sbp streams"
+                f" list --endpoint {servers}`",
             ) from None

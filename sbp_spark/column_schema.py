@@ -1,4 +1,4 @@
-"""Columns of a DataFrame as those of typed streams, and the column that a source adds to them."""
+"""Columns of a DataFrame as columns of typed streams, and the column that a source adds."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from pyspark.sql.types import (
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema, find_column, maybe_statistics_type
 from sbp_spark.logical_types import is_kept, logical_arrow_schema, logical_spark_schema
-from sbp_spark.options.targets import ColumnOptions
+from sbp_spark.options.sink_targets import ColumnOptions
 from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
 
 METADATA_COLUMN: Final = "_metadata"
-"""The column with what a source knows of a record beside its columns."""
+"""The name of the column with the place and the time of a record."""
 METADATA_FIELD: Final = StructField(
     METADATA_COLUMN,
     StructType(
@@ -68,7 +68,7 @@ _ROUTING_TYPES: Final = (StringType, BinaryType, IntegralType, BooleanType, Date
 
 
 def written_columns(schema: StructType, columns: ColumnOptions) -> StreamSchema:
-    """Return what a DataFrame needs of a stream's schema.
+    """Return the schema that a stream needs for a DataFrame.
 
     Raises ConfigurationError naming all columns that cannot be written, or that options name and
     that cannot be what they say.
@@ -132,7 +132,7 @@ def _without_length(kind: DataType) -> DataType:
 
 
 def _converted(fields: list[StructField]) -> tuple[StreamSchema | None, list[str]]:
-    """Return the columns, and what is wrong with those that are not among them."""
+    """Return the possible columns, and the faults of the others."""
     faults = []
     possible = []
     for field in fields:
@@ -149,7 +149,7 @@ def _converted(fields: list[StructField]) -> tuple[StreamSchema | None, list[str
 
 
 def _type_faults(kind: DataType, place: str) -> list[str]:
-    """Return what of a column's type a stream cannot have."""
+    """Return the faults of a column's type."""
     if isinstance(kind, UserDefinedType):
         if is_kept(kind):
             return []
@@ -182,7 +182,7 @@ def _option_faults(
     expected: str,
     is_possible: Callable[[DataType], bool],
 ) -> list[str]:
-    """Return what is wrong with a column that an option names."""
+    """Return the faults of a column that an option names."""
     if name is None:
         return []
     kinds = {field.name: field.dataType for field in fields}

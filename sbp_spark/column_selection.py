@@ -11,7 +11,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.wording import listed
 
 _Tree = dict[str, "_Tree"]
-"""The names in lower case, and what is wanted of each; an empty one wants all of it."""
+"""Maps names in lower case to the wanted fields; an empty tree wants the whole column."""
 
 
 def select_columns(there: StructType, paths: Sequence[str]) -> StructType:

@@ -13,7 +13,7 @@ from typing import Final
 
 CHECKPOINT: Final = (
     "checkpoint",
-    "sbp_spark.checkpoint.commands:checkpoint",
+    "sbp_spark.operations.checkpoint_command:checkpoint",
     "Show the checkpoint of a Spark query, or rewind it.",
 )
 
@@ -48,7 +48,7 @@ def script() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code, as that of the core does."""
+    """Run the command with `sbp checkpoint`; return the exit code."""
     from sbp_core.cli.commands import Listed
     from sbp_core.cli.main import main as main_of_core
 

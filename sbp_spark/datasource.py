@@ -40,7 +40,7 @@ from sbp_spark.writing.sinks import SbpBatchWriter, SbpStreamWriter
 class Planning:
     """How the streams of a sink are found when a plan is made, in one process."""
 
-    find_targets: Callable[[SinkOptions, StreamSchema | None], Found] = find_targets
+    find_targets: Callable[[SinkOptions], Found] = find_targets
     plan_targets: Callable[[SinkOptions, StreamSchema | None], PlannedTargets] = plan_targets
     ends_micro_batches: Callable[[], bool] = ends_micro_batches
     found_once: FoundOnce = field(default_factory=FoundOnce)
@@ -60,8 +60,8 @@ class SbpDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the source.
 
-        Spark asks at load(), so what can be found wrong by then is: options and streams. Whether
-        it loads a batch or a stream is not known yet. Raises SbpError.
+        Spark asks at load(), so faults of options and streams are reported here. It is not known
+        yet whether a batch or a stream is loaded. Raises SbpError.
         """
         with plain_errors():
             if PROVIDER_OPTION in self.options:
@@ -79,11 +79,11 @@ class SbpDataSource(DataSource):
             streams = select_streams(options)
             client = client_for(options.servers, Patience.RUNNING)
             found = find_columns(client, options, streams)
-            found.maybe_filter(found.schema)
+            found.for_query(found.schema)
             return found.schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads a batch. Raises ConfigurationError."""
+        """Return the batch reader. Raises ConfigurationError."""
         with plain_errors():
             if is_table_given(self.options):
                 catalog = parse_catalog_options(self.options)
@@ -93,11 +93,11 @@ class SbpDataSource(DataSource):
         return SbpBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> SbpStreamReader:  # noqa: N802 - Spark's name
-        """Return what reads a stream; it checks options and schema itself."""
+        """Return the stream reader. The reader validates options and schema."""
         return SbpStreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> SbpBatchWriter:  # noqa: FBT001
-        """Return what writes a batch, once the streams' placement driver has answered.
+        """Return the batch writer, once the placement driver has answered.
 
         Raises SbpError.
         """
@@ -114,16 +114,16 @@ class SbpDataSource(DataSource):
                     "option truncate: nothing is trimmed in mode append; use .mode('overwrite'), or"
                     " remove the option"
                 )
-            options = replace(options, found=self.planning.find_targets(options, columns))
+            options = replace(options, found=self.planning.find_targets(options))
             planned = self.planning.plan_targets(options, columns)
         return SbpBatchWriter(options, columns, planned)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> SbpStreamWriter:  # noqa: N802, FBT001
-        """Return what writes a stream. Asked for when a micro-batch is planned, and when it ends.
+        """Return the stream writer. Spark asks when a micro-batch is planned, and when it ends.
 
-        At the end of a micro-batch no server is asked: what is wrong with the streams would hide
-        why it failed. Names are resolved at the first plan of the query, which its checkpoint
-        identifies; later plans look how these streams are now, for their tasks. Raises SbpError.
+        At the end of a micro-batch no server is asked: an error of the streams would hide why the
+        micro-batch failed. Names are resolved at the first plan of the query, which its checkpoint
+        identifies. Later plans look up the same streams as they are then. Raises SbpError.
         """
         with plain_errors():
             options, columns = self._sink(schema, streaming=True)
@@ -139,8 +139,8 @@ class SbpDataSource(DataSource):
                 checkpoint = self.options.get("checkpointlocation", "")
                 found = planning.found_once.find(
                     options.servers,
-                    f"{purpose_of(options, columns)} {checkpoint}",
-                    partial(planning.find_targets, options, columns),
+                    f"{purpose_of(options)} {checkpoint}",
+                    partial(planning.find_targets, options),
                 )
                 options = replace(options, found=found if checkpoint else {})
                 planned = planning.plan_targets(options, columns)

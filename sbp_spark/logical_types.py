@@ -1,6 +1,6 @@
 """Spark's types as Arrow's, with a logical type where Arrow's alone says less, and back.
 
-A field without a logical type is the widest of those that are equal in Arrow: a string is of
+A field without a logical type is the widest of the types that are equal in Arrow: a string is of
 the collation UTF8_BINARY, a duration an interval of days to seconds, a time one of nanoseconds.
 """
 
@@ -51,7 +51,7 @@ _UNITS: Final = ("day", "hour", "minute", "second")
 
 
 def is_kept(kind: UserDefinedType) -> bool:
-    """Whether a user-defined type is one that its readers get back."""
+    """Whether readers get a user-defined type back."""
     return kind.scalaUDT() in _USER_DEFINED
 
 

@@ -26,7 +26,7 @@ from sbp_core.records import StreamSchema, compare_schemas
 from sbp_spark.logical_types import logical_arrow_schema
 
 FieldCheck: TypeAlias = Callable[[StructField, StructField, str], Iterator[str]]
-"""Yields what is wrong with a column, from what is asked for, what is there, and the path to it."""
+"""Yields the faults of a column, from the given column, the existing column, and its path."""
 
 
 def exactly(given: StructField, there: StructField, path: str) -> Iterator[str]:
@@ -64,7 +64,7 @@ def check_selection(
 ) -> None:
     """Raise ConfigurationError, naming all faults, unless `given` are some columns of `there`.
 
-    `more_faults` are those that the caller has found; `remark` ends the message.
+    `more_faults` are faults that the caller has found; `remark` ends the message.
     """
     faults = [*_faults(given, there, check, ""), *more_faults]
     if faults:

@@ -46,7 +46,7 @@ def spark_session(
     """
     from pyspark.sql import SparkSession
 
-    from sbp_spark.java import use_java
+    from sbp_spark.operations.java_homes import use_java
 
     use_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -25,10 +25,10 @@ from benchmarks.harness.tables import table
 from sbp_core.client import AppendItem, Client, StreamSpec, Writer
 from sbp_core.cluster import LocalCluster
 from sbp_core.records import StreamSchema, encode_columns
-from sbp_spark.options.endpoints import Endpoint, Servers
+from sbp_spark.options.endpoints import Servers
 from sbp_spark.reading.input_partitions import decode_chunks
 from sbp_spark.reading.layout import ColumnsLayout
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.prefetch import Chunk, Prefetcher, fetch_chunks
 from sbp_spark.reading.schema_versions import SchemaVersions
 
@@ -74,7 +74,7 @@ def _processor_seconds(server: psutil.Process) -> float:
 
 def _read(client: Client, server: psutil.Process, stream_id: int, schema: pa.Schema) -> Taken:
     span = StreamSpan(stream_id, "doubles", 0, 0, _BATCHES * _BATCH_ROWS, ())
-    layout = ColumnsLayout(schema, SchemaVersions(client, Servers((Endpoint("any", 1),)), {}))
+    layout = ColumnsLayout(schema, SchemaVersions(client, Servers(("any:1",)), {}))
     payload_bytes = 0
 
     def counted(chunks: Iterator[Chunk]) -> Iterator[Chunk]:

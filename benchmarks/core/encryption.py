@@ -31,7 +31,7 @@ from sbp_core.client import AppendItem, Client, Connecting, StreamSpec, Tls, Wri
 from sbp_core.cluster import LocalCluster
 from sbp_core.records import ROWS_SCHEMA, decode_batches, encode_rows, split_envelopes
 from sbp_core.tls import ServerTls
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks
 
 _VALUE_BYTES: Final = 1024

@@ -104,7 +104,7 @@ class HistoryClient(Client):
         }
         if before is not None and bounds == before.bounds:
             bounds = before.bounds
-        return _View(bounds, log.basis, log)
+        return _View(bounds, log.basis, log.revision, log)
 
     def reach(self, positions: Mapping[int, int | None], **options: Any) -> dict[int, Reach]:
         """Return how far streams can be read from a position; None is their first record."""

@@ -18,7 +18,7 @@ Path = tuple[str, ...]
 Value = bool | int | Decimal | float | str | bytes | date
 """A literal that is not null. A float was written with an exponent; dates include datetimes."""
 NEGATED: Final = {"=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-"""The operator that is true of the values for which another one is false."""
+"""Maps an operator to the operator that is true exactly where the first is false."""
 MIRRORED: Final = {"=": "=", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 """The operator of a comparison whose sides are exchanged."""
 

@@ -1,4 +1,4 @@
-"""The rows of a batch for which a condition is true."""
+"""The rows of a batch that match a condition."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TRUE_OF_NAN: Final = frozenset({"!=", ">", ">="})
 
 
 def matching(condition: Condition, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows for which a condition, whose columns these have, is true."""
+    """Return the rows that match a condition. The rows have its columns."""
     return rows.filter(_truth(condition, rows))
 
 

@@ -39,7 +39,7 @@ _LISTED_SCALE_MAX: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """A condition for rows, and the columns to read: those of the query, and more that it needs."""
+    """A condition for rows, and the columns to read: the query's columns, and the condition's."""
 
     condition: Condition
     columns: pa.Schema

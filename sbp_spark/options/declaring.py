@@ -4,11 +4,15 @@
         "Most records of one micro-batch."
     )
 
-The field is the whole declaration. From it follow the names that are known, with suggestions for
-those that are not; the parsed value and its default; where the option is refused; and its row in
+The field is the whole declaration. From it follow the known names, and suggestions for unknown
+names; the parsed value and its default; where the option is refused; and its row in
 docs/reference/options.md. A value that takes several options is a field with
-`reads(function, ...)`, and a dataclass inside another one `reads(Group)`. Contradictions are found
-by `check_options`, a method of the group.
+`reads(function, ...)`, and a dataclass inside another one `reads(Group)`. An option that is refused
+without another option declares it (`needs`). Other contradictions are found by `check_options`, a
+method of the group.
+
+There are two kinds of faults: "NAME is VALUE; expected ..." for a value, and "NAME ...; REMEDY" for
+an option that does not go with the others.
 """
 
 from __future__ import annotations
@@ -57,22 +61,22 @@ def shown(text: str) -> str:
 
 
 class Given(NamedTuple):
-    """The text that is given for an option; what is wrong with it is noted among the faults."""
+    """The text that is given for an option. `faults` collects what is wrong with it."""
 
     name: str
     text: str
     faults: list[str]
 
-    def refuse(self, wrong: str, expected: str, remedy: str) -> None:
-        """Add a fault; the reader raises all of them at once."""
-        self.faults.append(f"{self.name} {wrong}; expected {expected}; {remedy}")
+    def refuse(self, expected: str, wrong: str = "") -> None:
+        """Add a fault, which shows the value unless `wrong` describes the fault."""
+        self.faults.append(f"{self.name} {wrong or f'is {shown(self.text)}'}; expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[_Value]):
-    """How a text becomes a value, and how the documentation shows one.
+    """How a text becomes a value, and how the documentation shows a value.
 
-    `parse` returns None after a fault, or what is right in spite of it.
+    `parse` returns None after a fault, or the part of the value that is right.
     """
 
     parse: Callable[[Given], _Value | None]
@@ -84,7 +88,6 @@ class Only(NamedTuple):
 
     streaming: bool
     wrong: str
-    expected: str
     remedy: str = "remove it"
 
 
@@ -97,6 +100,7 @@ class Option(Generic[_Value_co]):
     default: _Value_co
     unset: str
     beside: str
+    needs: str
     only: Only | None
     side: str
     kafka: str
@@ -133,18 +137,20 @@ def option(
     *,
     unset: str = "",
     beside: str = "",
+    needs: str = "",
     only: Only | None = None,
     side: str = "",
     kafka: str = "",
 ) -> Option[_Value | _Default]:
     """Declare an option; `field` or `doc` add its documentation.
 
-    `unset` is shown instead of the default, where that is no value to be given; `beside` names the
-    option without which the default does not count. `side` is "source" or "sink" where both use
-    the group, and only one of them has the option. `kafka` is what Spark's Kafka connector calls
-    it, so that its name leads to ours.
+    `unset` is shown instead of a default that users cannot write. `needs` is NAME or NAME=WORD:
+    without that option this option is refused. `beside` is the same for the default only, as the
+    documentation shows it. `side` is "source" or "sink" if both use the group and only one has the
+    option. `kafka` is the name in Spark's Kafka connector: a user who gives it is told this name.
     """
-    return Option(name, kind, default, unset, beside, only, side, kafka)
+    beside = beside or ("" if unset else needs)
+    return Option(name, kind, default, unset, beside, needs, only, side, kafka)
 
 
 def reads(read: Any, *parts: Option[Any] | type[Any]) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def reads(read: Any, *parts: Option[Any] | type[Any]) -> dict[str, Any]:
 
 
 def options_of(*parts: Option[Any] | type[Any], side: str = "") -> tuple[Option[Any], ...]:
-    """Return the options of groups, in the order of their fields: all, or those of a side."""
+    """Return the options of groups, in the order of their fields: all, or one side's options."""
     found: list[Option[Any]] = []
     for part in parts:
         if isinstance(part, Option):
@@ -180,7 +186,7 @@ def _scaled(units: Mapping[str, int], expected: str) -> Kind[int]:
     def parse(given: Given) -> int | None:
         value = maybe_scaled(given.text, units)
         if value is None:
-            given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
+            given.refuse(expected)
         return value
 
     def show(value: int) -> str:
@@ -191,36 +197,34 @@ def _scaled(units: Mapping[str, int], expected: str) -> Kind[int]:
     return Kind(parse, show)
 
 
-def whole(least: int, expected: str, remedy: str = "correct it") -> Kind[int]:
+def whole(least: int, expected: str) -> Kind[int]:
     """Return whole numbers that are not below a bound."""
 
     def parse(given: Given) -> int | None:
         if re.fullmatch(r"[0-9]{1,19}", given.text) and least <= int(given.text) <= INT64_MAX:
             return int(given.text)
-        given.refuse(f"is {shown(given.text)}", expected, remedy)
+        given.refuse(expected)
         return None
 
     return Kind(parse)
 
 
 TEXT: Final[Kind[str]] = Kind(lambda given: given.text)
-COUNT: Final = whole(
-    1, "a whole number above 0", "give such a number, or leave the option out for no limit"
-)
+COUNT: Final = whole(1, "a whole number above 0")
 SIZE: Final = _scaled(_BYTE_UNITS, "a size, such as 64m or 1g")
 """A number of bytes."""
 DURATION: Final = _scaled(TIME_UNITS, "a time, such as 500ms, 30s, 15m or 1h")
 """A time in ms."""
 
 
-def at_most(most: int, kind: Kind[int], expected: str, remedy: str = "give less") -> Kind[int]:
+def at_most(most: int, kind: Kind[int], expected: str) -> Kind[int]:
     """Return numbers of a kind that are not above a bound."""
 
     def parse(given: Given) -> int | None:
         value = kind.parse(given)
         if value is None or value <= most:
             return value
-        given.refuse(f"is {value}", expected, remedy)
+        given.refuse(expected)
         return None
 
     return Kind(parse, kind.show)
@@ -231,8 +235,7 @@ def words(values: Mapping[str, _Value]) -> Kind[_Value]:
 
     def parse(given: Given) -> _Value | None:
         if given.text.lower() not in values:
-            remedy = "give one of them, or leave it out"
-            given.refuse(f"is {shown(given.text)}", " or ".join(values), remedy)
+            given.refuse(" or ".join(values))
         return values.get(given.text.lower())
 
     return Kind(parse, lambda value: next(word for word in values if values[word] == value))
@@ -242,8 +245,7 @@ def _parse_column_names(given: Given) -> tuple[str, ...] | None:
     names = tuple(name.strip() for name in given.text.split(","))
     if all(part for name in names for part in name.split(".")):
         return names
-    expected = "names of columns with commas between them, such as id,place.city"
-    given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
+    given.refuse("names of columns with commas between them, such as id,place.city")
     return None
 
 
@@ -265,7 +267,7 @@ def named(length_max: int) -> Kind[str]:
     def parse(given: Given) -> str | None:
         if re.fullmatch(rf"[A-Za-z0-9._-]{{1,{length_max}}}", given.text):
             return given.text
-        given.refuse(f"is {shown(given.text)}", expected, "correct it, or leave it out")
+        given.refuse(expected)
         return None
 
     return Kind(parse)
@@ -274,8 +276,8 @@ def named(length_max: int) -> Kind[str]:
 class OptionReader:
     """The options of one reader or writer, looked up without regard to case; collects faults.
 
-    `streaming` is None where it is not known yet whether a batch or a stream is planned; then what
-    only one of them refuses is accepted. `others` are the options of the other side, by its name.
+    `streaming` is None if it is not known yet whether a batch or a stream is planned; then only
+    faults in both are found. `others` are the name and the options of the other side.
     """
 
     def __init__(
@@ -295,48 +297,36 @@ class OptionReader:
         for key, value in sorted(given.items()):
             folded = key.lower()
             if folded in self._values:
-                self.add_fault(
-                    self._known[folded].name,
-                    "is given more than once, spelled differently",
-                    "one value (case does not matter)",
-                    "keep one of them",
-                )
+                wrong = "is given more than once, and case does not matter"
+                self.add_fault(self._known[folded].name, wrong, "keep one")
             elif folded in self._known:
                 self._values[folded] = value.strip()
             elif folded == "path":
-                self.add_fault(
-                    "path",
-                    "has no meaning here",
-                    "streams to be named by an option",
-                    "call load(), start() or save() without a path",
-                )
+                remedy = "call load(), start() or save() without a path"
+                self.add_fault("path", "has no meaning here", remedy)
             elif folded not in ignored:
                 self._add_unknown(key)
 
-    def add_fault(self, name: str, wrong: str, expected: str, remedy: str) -> None:
+    def add_fault(self, name: str, wrong: str, remedy: str) -> None:
         """Add a fault of an option; `check_faults` raises it."""
-        Given(name, "", self._faults).refuse(wrong, expected, remedy)
+        self._faults.append(f"{name} {wrong}; {remedy}")
 
     def is_given(self, name: str, word: str | None = None) -> bool:
         """Whether the option is there, whatever its value is, or with this word as its value."""
         text = self._values.get(name.lower())
         return text is not None and word in {None, text.lower()}
 
-    def refuse_given(
-        self, options: tuple[Option[Any], ...], wrong: str, expected: str, remedy: str
-    ) -> None:
-        """Note a fault for each of these options that is there."""
+    def refuse_given(self, options: tuple[Option[Any], ...], wrong: str) -> None:
+        """Add a fault for each of these options that is there."""
         for each in options:
             if self.is_given(each.name):
-                self.add_fault(each.name, wrong, expected, remedy)
+                self.add_fault(each.name, wrong, "remove it")
 
     def check_single(self, options: tuple[Option[Any], ...]) -> None:
-        """Note a fault if more than one of these options is there."""
-        names = [each.name for each in options]
-        given = [name for name in names if self.is_given(name)]
+        """Add a fault if more than one of these options is there."""
+        given = [each.name for each in options if self.is_given(each.name)]
         if len(given) > 1:
-            wrong = f"is given beside {' and '.join(given[1:])}"
-            self.add_fault(given[0], wrong, f"one of {', '.join(names)}", "keep one of them")
+            self.add_fault(given[0], f"is given beside {' and '.join(given[1:])}", "keep one")
 
     def group(self, group: type[_Value]) -> _Value:
         """Return a dataclass with the values of its options; after a fault it has no meaning."""
@@ -361,18 +351,21 @@ class OptionReader:
         if text:
             value = wanted.kind.parse(Given(wanted.name, text, self._faults))
         else:
-            self.add_fault(wanted.name, "is empty", "a value", "give one, or leave the option out")
+            self.add_fault(wanted.name, "is empty", "give a value, or leave the option out")
         only = wanted.only
         if only is not None and self.streaming is (not only.streaming):
-            self.add_fault(wanted.name, only.wrong, only.expected, only.remedy)
+            self.add_fault(wanted.name, only.wrong, only.remedy)
+        elif wanted.needs and not self.is_given(*wanted.needs.split("=")):
+            remedy = f"add {wanted.needs}, or remove {wanted.name}"
+            self.add_fault(wanted.name, f"is given without {wanted.needs}", remedy)
         return wanted.default if value is None else value
 
-    def required(self, wanted: Option[_Value], expected: str, remedy: str) -> _Value:
+    def required(self, wanted: Option[_Value], remedy: str) -> _Value:
         """Return the value of an option that has to be there, and cannot be empty."""
         text = self._values.get(wanted.name.lower())
         if text:
             return self.value(wanted)
-        self.add_fault(wanted.name, "is missing" if text is None else "is empty", expected, remedy)
+        self.add_fault(wanted.name, "is missing" if text is None else "is empty", remedy)
         return wanted.default
 
     def check_faults(self, side: str) -> None:
@@ -386,15 +379,16 @@ class OptionReader:
         near = [each.name for each in known if each.kafka and each.kafka.lower() == key.lower()]
         side, others = self._others
         is_other = key.lower() in {each.name.lower() for each in others}
-        wrong = f"is not an option here but one of the {side}" if is_other else "is not an option"
         cutoff = 0.9 if is_other else 0.6  # streams for stream, not columns for statsColumns
         near += [
             self._known[name].name
             for name in difflib.get_close_matches(key.lower(), self._known, n=1, cutoff=cutoff)
         ]
-        if near or is_other:
-            hint = f"did you mean {near[0]}?" if near else "remove it"
-            self._faults.append(f"{shown(key)} {wrong}; {hint}")
+        wrong = f"is an option of the {side} only" if is_other else "is not an option"
+        if near:
+            remedy = f"did you mean {near[0]}?"
+        elif is_other:
+            remedy = "remove it"
         else:
-            expected = "one of " + ", ".join(each.name for each in known)
-            self.add_fault(shown(key), wrong, expected, "remove it")
+            remedy = f"expected one of {', '.join(each.name for each in known)}"
+        self.add_fault(shown(key), wrong, remedy)

@@ -75,7 +75,7 @@ class AtTime:
 
 @dataclass(frozen=True, slots=True)
 class Ago:
-    """The same for the time that is so long before now."""
+    """The first record that was appended `duration_ms` ago or later, or else the tail."""
 
     duration_ms: int
     must_exist: bool = False
@@ -97,8 +97,8 @@ Position: TypeAlias = InsidePosition | AtTime | Ago | AtCursor
 class Positions:
     """A position for each stream: one `everywhere`, or `by_stream` (name or id), None the other.
 
-    `option` is the one that names them. `found` are the streams that had these names when a query
-    began: as long as one exists it is the one that is meant, also after it was renamed.
+    `option` is the option that names them. `found` maps the names to the streams that had them when
+    the query began: a name means that stream as long as it exists, even if it is renamed.
     """
 
     everywhere: Position | None
@@ -112,11 +112,11 @@ class Positions:
 
 
 class ValueSyntax(NamedTuple):
-    """How the values of a JSON object are parsed, and the fault of those that mean nothing."""
+    """How the values of a JSON object are parsed, and the values that are possible."""
 
     parse: Callable[[object], Position | None]
     example: str
-    remedy: str
+    possible: str
 
 
 def offsets(*, is_start: bool) -> Kind[Positions | None]:
@@ -129,14 +129,13 @@ def offsets(*, is_start: bool) -> Kind[Positions | None]:
         syntax = ValueSyntax(
             lambda value: _maybe_offset(value, is_start=is_start),
             '{"stream": 42}',
-            "give a whole number: an offset, -2 (earliest) or -1 (latest)"
+            "a whole number: an offset, -2 (earliest) or -1 (latest)"
             + (', or "group:NAME"' if is_start else ""),
         )
         found = maybe_object(given, syntax)
         if found is None:
             words = "earliest, latest, group:NAME" if is_start else "latest"
-            expected = f"{words}, -1000 (records before the tail) or JSON like {syntax.example}"
-            given.refuse(f"is {shown(given.text)}", expected, "correct it")
+            given.refuse(f"{words}, -1000 (records before the tail) or JSON like {syntax.example}")
         return found
 
     return Kind(parse)
@@ -154,23 +153,21 @@ def maybe_object(given: Given, syntax: ValueSyntax) -> Positions | None:
         return None
     if not isinstance(pairs, tuple):
         return None
-    expected = f"JSON like {syntax.example}"
     found: dict[str, Position] = {}
     seen: set[str] = set()
     for stream, value in pairs:
         if stream in seen:
-            wrong, remedy = f"names {shown(stream)} more than once", "name each stream once"
-            given.refuse(wrong, expected, remedy)
+            given.refuse("each stream once", f"names {shown(stream)} more than once")
             continue
         seen.add(stream)
         try:
             parse_stream_ref(stream)
         except ConfigurationError as error:
-            given.refuse(f"names no stream: {error}", expected, "correct it")
+            given.refuse(f"JSON like {syntax.example}", f"names no stream: {error}")
         position = syntax.parse(value)
         if position is None:
             wrong = f"has for {shown(stream)} the value {shown(str(value))}"
-            given.refuse(wrong, expected, syntax.remedy)
+            given.refuse(syntax.possible, wrong)
         else:
             found[stream] = position
     return Positions(None, found, given.name)
@@ -195,7 +192,7 @@ def _maybe_cursor(text: str) -> AtCursor | None:
 
 
 def _maybe_offset(value: object, *, is_start: bool) -> Position | None:
-    """Return what a value of the JSON object means, None if it means nothing."""
+    """Parse a value of the JSON object. Return None if it is no position."""
     if isinstance(value, str) and is_start:
         return _maybe_cursor(value)
     if type(value) is not int or not _EARLIEST_IN_JSON <= value <= INT64_MAX:
@@ -222,7 +219,7 @@ class PastEnd(Enum):
 
 
 def maybe_time(value: object, *, is_start: bool) -> Position | None:
-    """Return what a value means, None if it is no time.
+    """Parse a time. Return None if the value is no time.
 
     By default, only a start that is named itself has to have a record: it may
     be mistaken, while a time before now lies behind the last record of a stream that is quiet.
@@ -260,11 +257,8 @@ def _time(*, is_start: bool) -> Kind[Positions | None]:
         position = maybe_time(given.text, is_start=is_start)
         if position is not None:
             return Positions(position, option=given.name)
-        remedy = "correct it"
-        if given.text.startswith("{"):
-            by_stream = f"{given.name.removesuffix('Timestamp')}OffsetsByTimestamp"
-            remedy = f"give times by stream in {by_stream}"
-        given.refuse(f"is {shown(given.text)}", _EXPECTED, remedy)
+        by_stream = f"{given.name.removesuffix('Timestamp')}OffsetsByTimestamp"
+        given.refuse(f"{_EXPECTED}; {by_stream} takes times by stream")
         return None
 
     return Kind(parse)
@@ -275,15 +269,14 @@ def _times(*, is_start: bool) -> Kind[Positions | None]:
     syntax = ValueSyntax(
         lambda value: maybe_time(value, is_start=is_start),
         '{"stream": "2026-01-31"}',
-        f"give {_EXPECTED}",
+        _EXPECTED,
     )
 
     def parse(given: Given) -> Positions | None:
         found = maybe_object(given, syntax)
         if found is None:
             for_all = f"{given.name.removesuffix('OffsetsByTimestamp')}Timestamp"
-            remedy = f"give one time for all in {for_all}"
-            given.refuse(f"is {shown(given.text)}", f"JSON like {syntax.example}", remedy)
+            given.refuse(f"JSON like {syntax.example}; {for_all} takes one time for all streams")
         return found
 
     return Kind(parse)
@@ -363,14 +356,11 @@ def read_starting(reader: OptionReader) -> Positions | None:
     found = [reader.value(each) for each in STARTS]
     reader.check_single(STARTS)
     if reader.is_given(STRATEGY.name) and not any(reader.is_given(name) for name in by_time):
-        expected = f"it beside {' or '.join(by_time)}"
-        reader.add_fault(
-            STRATEGY.name, "decides nothing", expected, "add one of them, or remove it"
-        )
+        wrong = f"is given without {' or '.join(by_time)}"
+        reader.add_fault(STRATEGY.name, wrong, "add one of them, or remove it")
     if reader.streaming is False and found[0] is not None and Latest() in found[0].all():
         wrong = "is latest (-1) in a batch read, which would read nothing"
-        remedy = "start earlier, or use readStream"
-        reader.add_fault(by_offset, wrong, "earliest (-2) or offsets", remedy)
+        reader.add_fault(by_offset, wrong, "start earlier, or use readStream")
     starting = next((each for each in found if each is not None), None)
     if starting is None or past_end is None:
         return starting
@@ -395,8 +385,8 @@ def read_ending(reader: OptionReader) -> Positions | None:
     found = [reader.value(each) for each in ENDS]
     reader.check_single(ENDS)
     if found[0] is not None and Earliest() in found[0].all():
-        wrong, remedy = "is earliest (-2), so nothing would be read", "end later, or leave it out"
-        reader.add_fault(ENDS[0].name, wrong, "latest (-1) or offsets", remedy)
+        wrong = "is earliest (-2), so nothing would be read"
+        reader.add_fault(ENDS[0].name, wrong, "end later, or leave it out")
     return next((each for each in found if each is not None), None)
 
 
@@ -414,18 +404,12 @@ def check_order(reader: OptionReader, starting: Positions, ending: Positions) ->
     ]
     for where, start, end in pairs:
         match start, end:
-            case AtOffset(first), AtOffset(stop) if stop < first:
-                what = f"ends {where} at {stop}, but {starting.option} starts it at {first}"
-            case BeforeTail(first), BeforeTail(stop) if stop > first:
-                what = f"ends {where} {stop} records before its tail, but it starts {first} before"
-            case Latest(), BeforeTail(stop):
-                what = f"ends {where} {stop} records before its tail, but it starts at the latest"
-            case AtTime(first), AtTime(stop) if stop < first:
-                what = f"ends {where} {first - stop} ms before {starting.option} starts it"
-            case Ago(first), Ago(stop) if stop > first:
-                what = f"ends {where} {stop} ms before now, but it starts {first} ms before"
+            case (AtOffset(first), AtOffset(stop)) | (AtTime(first), AtTime(stop)):
+                is_before = stop < first
+            case (BeforeTail(first), BeforeTail(stop)) | (Ago(first), Ago(stop)):
+                is_before = stop > first
             case _:
-                continue
-        reader.add_fault(
-            ending.option, what, "no end before its start", "end later, or start earlier"
-        )
+                is_before = isinstance(start, Latest) and isinstance(end, BeforeTail)
+        if is_before:
+            wrong = f"ends {where} before {starting.option} starts it"
+            reader.add_fault(ending.option, wrong, "end later, or start earlier")

@@ -1,4 +1,4 @@
-"""Options of the sink: delivery, batching, and, from `targets`, its streams."""
+"""Options of the sink: delivery, batching, and, from `sink_targets`, its streams."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from sbp_spark.options.declaring import (
     option,
     options_of,
     reads,
-    shown,
     whole,
     word,
     words,
 )
 from sbp_spark.options.endpoints import Servers, is_table_given
-from sbp_spark.options.stream_selection import FoundStream
-from sbp_spark.options.targets import (
+from sbp_spark.options.sink_targets import (
     BAD_RECORDS,
     CREATE_STREAMS,
     ENCODING,
@@ -42,15 +40,12 @@ from sbp_spark.options.targets import (
     read_columns,
     read_creation,
 )
+from sbp_spark.options.stream_selection import FoundStream
 
 _KEYS_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname", "table"})
 _ONE_SHOT: Final = "once-"
 """How the names of producers begin that are soon forgotten: see `one_shot_producer`."""
-_NUMBERED: Final = Only(
-    False,
-    "is given in a streaming write, which numbers its batches itself",
-    "it in a batch write only",
-)
+_NUMBERED: Final = Only(False, "is given in a streaming write, which numbers its batches itself")
 
 
 _COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4", "zstd": "zstd"}
@@ -72,7 +67,7 @@ class OnReplayMismatch(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """A batch of a producer, for which only the first decision counts."""
+    """The number of a producer's batch. Only the first decision about the batch counts."""
 
     producer: str
     batch_number: int
@@ -82,18 +77,21 @@ class BatchKey:
 
 
 def _parse_producer(given: Given) -> str | None:
-    wrong = f"is {shown(given.text)}"
-    if given.text.startswith(_ONE_SHOT):
-        forgotten = f"{wrong}; names that begin with {_ONE_SHOT} are forgotten after a day"
-        given.refuse(forgotten, "another name", "correct it")
-    if is_producer(given.text):
+    if is_producer(given.text) and not given.text.startswith(_ONE_SHOT):
         return given.text
-    expected = f"1 to {PRODUCER_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -"
-    given.refuse(wrong, expected, "correct it")
+    characters = f"1 to {PRODUCER_LENGTH_MAX} of the characters A-Z a-z 0-9 . _ -"
+    given.refuse(f"{characters}, not beginning with {_ONE_SHOT}")
     return None
 
 
-_APP_ID: Final = option("txnAppId", Kind(_parse_producer), None, unset="none", only=_NUMBERED).doc(
+_APP_ID: Final = option(
+    "txnAppId",
+    Kind(_parse_producer),
+    None,
+    unset="none",
+    needs="txnVersion",
+    only=_NUMBERED,
+).doc(
     "With txnVersion: name of an application that numbers its batch writes, so that a write that"
     " is repeated, as by foreachBatch, writes nothing. Up to 64 of A-Z a-z 0-9 . _ -, not beginning"
     " with once-. Without the two options each batch write is atomic, and writes its rows again"
@@ -104,6 +102,7 @@ _VERSION: Final = option(
     whole(0, "a whole number from 0 on, larger with each write"),
     None,
     unset="none",
+    needs="txnAppId",
     only=_NUMBERED,
 ).doc(
     "Number of the write, such as foreachBatch's batch id. A number that is not above that of the"
@@ -113,10 +112,6 @@ _VERSION: Final = option(
 
 
 def _maybe_key(reader: OptionReader) -> BatchKey | None:
-    given = [each.name for each in (_APP_ID, _VERSION) if reader.is_given(each.name)]
-    if len(given) == 1:
-        (other,) = {_APP_ID.name, _VERSION.name} - set(given)
-        reader.add_fault(given[0], f"is given without {other}", "both or none", f"add {other}")
     app_id, version = reader.value(_APP_ID), reader.value(_VERSION)
     return None if app_id is None or version is None else BatchKey(app_id, version)
 
@@ -125,8 +120,8 @@ def _maybe_key(reader: OptionReader) -> BatchKey | None:
 class DeliveryOptions:
     """The guarantee of a write: how often a row is there afterwards.
 
-    `key` is the one that the user gave to a batch write, `is_truncating` whether older records
-    of the streams are trimmed. A query has a producer for each `generation`.
+    `key` is the batch number that the user gave to a batch write. With `is_truncating` older
+    records of the streams are trimmed. A query has a producer for each `generation`.
     """
 
     delivery: Delivery = option("delivery", word(Delivery), Delivery.EXACTLY_ONCE).field(
@@ -154,9 +149,7 @@ class DeliveryOptions:
         "writerGeneration",
         whole(0, "a whole number from 0 on"),
         0,
-        only=Only(
-            True, "is given in a batch write", "it in a streaming write only", "change txnAppId"
-        ),
+        only=Only(True, "is given in a batch write", "change txnAppId"),
     ).field(
         "A number that a query never had before lets it commit batch numbers again that it has"
         " committed: after its checkpoint was rewound or restored, or in a copy of it. Rows of"
@@ -182,19 +175,13 @@ class DeliveryOptions:
         is_replay = self.key is not None or reader.streaming is not False
         if reader.is_given("onReplayMismatch") and not is_replay:
             wrong = "is given without txnAppId and txnVersion, so no write is a replay of another"
-            remedy = "give them, or remove it"
-            reader.add_fault("onReplayMismatch", wrong, "it beside these", remedy)
+            reader.add_fault("onReplayMismatch", wrong, "add them, or remove it")
         if self.delivery is Delivery.AT_LEAST_ONCE:
-            wrong = "is given beside delivery=at-least-once, which decides nothing"
             deciding = tuple(each for each in options_of(type(self)) if each.name != "delivery")
-            reader.refuse_given(deciding, wrong, "exactly-once", "remove one of them")
-            return
-        if reader.is_given("lingerDuration"):
-            wrong = "is given beside delivery=exactly-once, whose rows wait for the commit"
-            reader.add_fault("lingerDuration", wrong, "at-least-once", "remove one of them")
-        if self.is_truncating and self.key is not None:
+            reader.refuse_given(deciding, "is given beside delivery=at-least-once")
+        elif self.is_truncating and self.key is not None:
             wrong = "is given beside txnAppId: if the write was done before, its own rows would go"
-            reader.add_fault("truncate", wrong, "one of the two", "remove one of them")
+            reader.add_fault("truncate", wrong, "keep one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +209,9 @@ class Batching:
         ),
         limits.BATCH_RECORDS_MAX,
     ).field("Most records of a record batch.")
-    linger_ms: int | None = option("lingerDuration", DURATION, None, unset="unlimited").field(
+    linger_ms: int | None = option(
+        "lingerDuration", DURATION, None, unset="unlimited", needs="delivery=at-least-once"
+    ).field(
         "How long rows wait for others, such as 1s, before their record batch is sent; checked when"
         " more rows arrive. Without it they wait until the record batch is full or the task ends."
         " With delivery=at-least-once only."
@@ -239,9 +228,9 @@ class Batching:
 class SinkOptions:
     """Options of a sink; with a `creation` missing streams are created.
 
-    With `columns` columns are written, without them plain records. `found` are streams that
-    options name, as they were when the write was planned: as long as one exists it is the one that
-    is meant, also after it was renamed.
+    With `columns` columns are written, without them plain records. `found` maps the names in the
+    options to the streams that had these names when the write was planned: the write goes to these
+    streams as long as they exist, even if they are renamed.
     """
 
     servers: Servers = field(metadata=reads(Servers))
@@ -279,7 +268,7 @@ SINK_OPTIONS: Final = options_of(SinkOptions, side="sink")
 def parse_sink_options(options: Mapping[str, str], *, streaming: bool | None = None) -> SinkOptions:
     """Return the sink's options; what Spark itself adds to them is passed over.
 
-    `streaming` is None where it is not known yet whether a batch or a stream is written. Raises
+    `streaming` is None if it is not known yet whether a batch or a stream is written. Raises
     ConfigurationError with one line per fault.
     """
     # The options of the source import this module.
@@ -294,7 +283,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool | None = N
     )
     if is_table_given(options):
         remedy = "remove it; streams are changed by the command `sbp streams`"
-        reader.add_fault("table", "is for reading only", "records to be written", remedy)
+        reader.add_fault("table", "is for reading only", remedy)
     found = reader.group(SinkOptions)
     reader.check_faults("sink")
     return found

@@ -48,12 +48,8 @@ PARTITIONS_MAX: Final = 10_000
 a server may claim that a stream has any number of records."""
 FETCH_BUFFER_BYTES_DEFAULT: Final = 16 * MIB
 
-_TRIGGERS: Final = Only(
-    True, "is given in a batch read, which has no triggers", "it in readStream only"
-)
-_COMMITS: Final = Only(
-    True, "is given in a batch read, which commits nothing", "it in readStream only"
-)
+_TRIGGERS: Final = Only(True, "is given in a batch read, which has no triggers")
+_COMMITS: Final = Only(True, "is given in a batch read, which commits nothing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ class TriggerLimits:
         " limits keep it smaller. Not with Trigger.Once and Trigger.AvailableNow."
     )
     delay_ms_max: int = option(
-        "maxTriggerDelay", DURATION, 15 * 60 * 1000, beside="minRecordsPerTrigger", only=_TRIGGERS
+        "maxTriggerDelay", DURATION, 15 * 60 * 1000, needs="minRecordsPerTrigger", only=_TRIGGERS
     ).field("How long after the last micro-batch fewer records are read, too: 500ms, 30s, 15m, 1h.")
     target_ms: int | None = option(
         "targetBatchDuration", DURATION, None, unset="none", only=_TRIGGERS
@@ -130,17 +126,8 @@ class TriggerLimits:
             and self.records_min is not None
             and self.records_min > self.records_max
         ):
-            reader.add_fault(
-                "minRecordsPerTrigger",
-                f"is {self.records_min}, above maxRecordsPerTrigger, {self.records_max}",
-                "no minimum above the maximum",
-                "lower the one, or raise the other",
-            )
-        if reader.is_given("maxTriggerDelay") and not reader.is_given("minRecordsPerTrigger"):
-            expected = "it beside minRecordsPerTrigger"
-            reader.add_fault(
-                "maxTriggerDelay", "delays nothing", expected, "add that, or remove it"
-            )
+            wrong = f"is {self.records_min}, above maxRecordsPerTrigger, {self.records_max}"
+            reader.add_fault("minRecordsPerTrigger", wrong, "lower the one, or raise the other")
 
 
 class OnDataLoss(Enum):
@@ -155,7 +142,7 @@ class OnDataLoss(Enum):
 class CommitOptions:
     """Progress that the source writes to servers once Spark has committed a micro-batch.
 
-    The cursors of the group are set, and what was read is trimmed.
+    The cursors of the group are set, and the records that were read are trimmed.
     """
 
     group: str | None = option(
@@ -174,17 +161,17 @@ class CommitOptions:
         " the cursors cannot be committed: that is logged (`sbp_spark`) and retried."
     )
     is_trimming: bool = option("trimOnCommit", FLAG, False, only=_COMMITS).field(
-        "Whether records are trimmed, permanently, once they are no longer needed: those of"
-        " micro-batches that Spark has committed, when it has begun the next one, so the last"
-        " micro-batch can always be repeated. All records before them are trimmed, too, also"
-        " those before the query's start. No other query may read these streams: a queue has one"
-        " consumer. Failures are handled as those of `group`."
+        "Whether records are trimmed, permanently, once they are no longer needed: the records of"
+        " a micro-batch that Spark has committed, when Spark has begun the next micro-batch, so the"
+        " last one can always be repeated. All earlier records are trimmed too, also the records"
+        " before the query's start. No other query may read these streams: a queue has one"
+        " consumer. Failures are handled as failures of `group`."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLimits:
-    """Bounds of one input partition, how many there are at least, and what a task reads ahead."""
+    """Bounds of one input partition, the least number of them, and the prefetched bytes."""
 
     records_max: int = option("maxRecordsPerPartition", COUNT, 1_000_000).field(
         "Most records that one task reads, more only where that would take over"
@@ -222,7 +209,7 @@ def _parse_where(given: Given) -> Condition | None:
     try:
         return parse_condition(given.text)
     except RefusedError as error:
-        given.refuse(str(error), POSSIBLE, "correct it, or leave it out")
+        given.refuse(POSSIBLE, str(error))
         return None
 
 
@@ -244,11 +231,11 @@ class Contents:
     encoding: SourceEncoding = option("encoding", word(SourceEncoding), SourceEncoding.AUTO).field(
         "Form in which records are read: `rows` (key, value, headers, timestamp), `columns` (those"
         " of the schemas that typed streams have), or `auto`: columns if any of the streams has a"
-        " schema when the query starts, else rows. Beside `streamsPattern`, `rows` and `columns`"
-        " select: only those matching streams are read that have no schema, or only those that have"
-        " one, also of streams that are created while a query runs. So no stream of the other kind"
-        " can end the query, as it can with `auto`. The columns are those of all streams; a column"
-        " that a stream lacks is null. A query keeps the columns it started with: columns that are"
+        " schema when the query starts, else rows. Beside `streamsPattern`, `rows` reads only"
+        " matching streams without a schema, and `columns` only matching streams with a schema,"
+        " also if they are created while a query runs. So no stream of the other kind can end the"
+        " query, as it can with `auto`. A query reads the columns of all its streams; a column that"
+        " a stream lacks is null. A query keeps the columns it started with: columns that are"
         " new are seen by the next query, or after a restart, and if a type was widened since, the"
         " query fails, and continues when it is loaded and started again."
     )
@@ -271,28 +258,26 @@ class Contents:
         " names it itself. Not with columns."
     )
     include_metadata: bool = option("includeMetadata", FLAG, False).field(
-        "Whether there is the column `_metadata` behind those of typed streams: true, false. It is"
-        " a struct of stream, stream_id, range_index, offset and timestamp; the time is that of the"
-        " column that the writer named in timestampColumn, else that of the record batch. Not with"
-        " rows, which have these columns of themselves."
+        "Whether the columns of typed streams are followed by the column `_metadata`: true, false."
+        " It is a struct of stream, stream_id, range_index, offset and timestamp. The timestamp is"
+        " in the column that the writer named in timestampColumn, or else is the time of the record"
+        " batch. Not with rows, which have these columns of themselves."
     )
 
     def check_options(self, reader: OptionReader) -> None:
         """Add a fault for options that do not apply to the encoding."""
         if self.include_headers and self.encoding is SourceEncoding.COLUMNS:
             wrong = "is given with encoding=columns, and columns have no headers"
-            reader.add_fault("includeHeaders", wrong, "it with rows", "remove one of them")
+            reader.add_fault("includeHeaders", wrong, "keep one")
         if self.include_metadata and self.encoding is SourceEncoding.ROWS:
             wrong = "is given with encoding=rows, which have these columns of themselves"
-            reader.add_fault("includeMetadata", wrong, "it with columns", "remove one of them")
+            reader.add_fault("includeMetadata", wrong, "keep one")
         if self.include_headers and self.columns is not None:
-            wrong = "is given beside columns"
-            reader.add_fault("includeHeaders", wrong, "headers among these", "remove it")
+            reader.add_fault("includeHeaders", "is given beside columns", "name headers in columns")
         is_auto = self.encoding is SourceEncoding.AUTO
         if is_auto and self.include_headers and self.include_metadata:
-            wrong = "is given beside includeHeaders"
-            expected = "this one with columns, that one with rows"
-            reader.add_fault("includeMetadata", wrong, expected, "remove one of them")
+            wrong = "is given beside includeHeaders: it is for columns, includeHeaders for rows"
+            reader.add_fault("includeMetadata", wrong, "keep one")
 
 
 _FROM_EARLIEST: Final = Positions(Earliest())
@@ -361,8 +346,7 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool | None) 
         options, SOURCE_OPTIONS, streaming=streaming, others=("sink", SINK_OPTIONS)
     )
     if reader.is_given("table"):
-        expected = "records to be read"
-        reader.add_fault("table", "is for batches only", expected, "use spark.read, or remove it")
+        reader.add_fault("table", "is for batches only", "use spark.read, or remove it")
     found = reader.group(SourceOptions)
     reader.check_faults("source")
     return found
@@ -377,7 +361,6 @@ def parse_catalog_options(options: Mapping[str, str]) -> CatalogOptions:
     found = reader.group(CatalogOptions)
     of_tables = options_of(CatalogOptions)
     about_records = tuple(each for each in SOURCE_OPTIONS if each not in of_tables)
-    wrong = "is given beside table, and is about records"
-    reader.refuse_given(about_records, wrong, "endpoint and table only", "remove one of them")
+    reader.refuse_given(about_records, "is given beside table, and is about records")
     reader.check_faults("tables")
     return found

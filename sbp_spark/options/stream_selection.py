@@ -75,7 +75,7 @@ def parse_stream_ref(text: str) -> StreamRef:
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
-    """These streams; `option` is the one that names them."""
+    """These streams. `option` is the option that names them."""
 
     refs: tuple[StreamRef, ...]
     option: str = "streams"
@@ -88,7 +88,7 @@ class StreamPattern:
     pattern: str
 
     def matches(self, name: str | None) -> bool:
-        """Whether a stream with this name is meant; one without a name never is."""
+        """Whether a stream with this name is selected. A stream without a name never is."""
         return name is not None and re.fullmatch(self.pattern, name) is not None
 
 
@@ -100,7 +100,7 @@ def maybe_stream_ref(given: Given) -> StreamRef | None:
     try:
         return parse_stream_ref(given.text)
     except ConfigurationError as error:
-        given.refuse(f"names no stream: {error}", "one name or id", "correct it")
+        given.refuse("one name or id", f"names no stream: {error}")
         return None
 
 
@@ -109,18 +109,12 @@ def _parse_list(given: Given) -> StreamList:
     streams: dict[str, StreamRef] = {}
     for position, item in enumerate(given.text.split(","), start=1):
         name = item.strip()
-        wrong = remedy = ""
-        if not name:
-            wrong, remedy = f"has no name at position {position}", "remove the superfluous comma"
-        elif name in streams:
-            wrong, remedy = f"names {shown(name)} more than once", "name each stream once"
-        else:
-            try:
-                streams[name] = parse_stream_ref(name)
-            except ConfigurationError as error:
-                wrong, remedy = f"at position {position}: {error}", "correct the name"
-        if wrong:
-            given.refuse(wrong, expected, remedy)
+        try:
+            if name in streams:
+                given.refuse(expected, f"names {shown(name)} more than once")
+            streams[name] = parse_stream_ref(name)
+        except ConfigurationError as error:
+            given.refuse(expected, f"at position {position}: {error}")
     return StreamList(tuple(streams.values()), given.name)
 
 
@@ -129,8 +123,7 @@ def _parse_pattern(given: Given) -> StreamPattern:
         re.compile(given.text)
     except (re.error, RecursionError, OverflowError) as error:
         wrong = f"is {shown(given.text)}, which is wrong: {error}"
-        remedy = "correct it, for example orders-.*"
-        given.refuse(wrong, "a regular expression for whole names", remedy)
+        given.refuse("a regular expression for whole names, such as orders-.*", wrong)
     return StreamPattern(given.text)
 
 
@@ -141,17 +134,17 @@ NO_STREAMS: Final = StreamList(())
 SELECTIONS: Final[tuple[Option[Selection], ...]] = (
     option("streams", STREAM_LIST, NO_STREAMS, unset="required", kafka="subscribe").doc(
         "Streams to read: names or ids, separated by commas. Or give streamsPattern, or path. A"
-        " query finds each name once, when it starts: it reads on a stream that is renamed, also if"
-        " another one gets its name. When it is started again, give the new name, or the id; the"
-        " checkpoint knows streams by their ids."
+        " query looks up each name once, when it starts, and goes on reading that stream if it is"
+        " renamed, even if another stream gets the name. When the query is started again, give the"
+        " new name, or the id; the checkpoint knows streams by their ids."
     ),
     option(
         "streamsPattern", Kind(_parse_pattern), NO_STREAMS, unset="none", kafka="subscribePattern"
     ).doc(
         "Instead of `streams`: a regular expression (Python's) that the whole name of a stream"
         " matches. A streaming query finds streams that are created while it runs, and reads them"
-        " from their first record. One whose new name does not match is no longer read, which is"
-        " data loss to failOnDataLoss."
+        " from their first record. A stream that is renamed so that it does not match is no longer"
+        " read, which is data loss to failOnDataLoss."
     ),
     option("path", STREAM_LIST, NO_STREAMS, unset="none").doc(
         "Instead of `streams`, as in .load('orders,clicks')."
@@ -164,9 +157,8 @@ def read_selection(reader: OptionReader) -> Selection:
     given = [each for each in SELECTIONS if reader.is_given(each.name)]
     if len(given) == 1:
         return reader.value(given[0])
-    names = [each.name for each in given]
-    wrong = f"is given beside {' and '.join(names[1:])}" if given else "is missing"
-    expected = f"exactly one of {', '.join(each.name for each in SELECTIONS)}"
-    remedy = "keep one of them" if given else 'add .option("streams", ...)'
-    reader.add_fault(names[0] if given else "streams", wrong, expected, remedy)
+    reader.check_single(SELECTIONS)
+    if not given:
+        names = ", ".join(each.name for each in SELECTIONS)
+        reader.add_fault("streams", "is missing", f"expected one of {names}")
     return NO_STREAMS

@@ -1,4 +1,4 @@
-"""The layout of a query that wants some rows: those for which a condition is true."""
+"""The layout of a query with the option `where`: only rows that match a condition."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pyarrow as pa
 from sbp_core import filter_limits
 from sbp_core.client import SchemaVersion
 from sbp_core.records import BatchFilter, batch_filter, map_columns
-from sbp_spark.filtering.bounds import bounds_of
 from sbp_spark.filtering.matching import matching
 from sbp_spark.filtering.resolving import RowFilter
+from sbp_spark.filtering.value_bounds import bounds_of
 from sbp_spark.reading.layout import Layout, Piece
 from sbp_spark.reading.schema_versions import SchemaVersions
 
 
 class FilteredLayout:
-    """Makes what another layout does, of the rows of a filter only.
+    """Keeps the rows of another layout that match a filter.
 
-    The other one makes the columns of the filter; of those, the ones of `schema` are left. Without
-    `versions`, which plain streams do not have, no batch is ruled out.
+    The other layout makes the columns that the filter needs; the rows then keep the columns of
+    `schema`. Without `versions`, which plain streams do not have, no batch is skipped.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
 """Input partitions: intervals of streams are planned into them, and a task reads each of them.
 
 A read goes forward through this package. The driver finds streams and columns (`source_streams`),
-offsets (`locating`) and spans (`planning`). A task fetches (`prefetch`) and decodes (`layout`).
-This module puts them together. `SbpBatchReader` is the whole of a batch read; a micro-batch joins
-at `plan_read`.
+offsets (`locating`) and spans (`partition_planning`). A task fetches (`prefetch`) and decodes
+(`layout`). This module puts them together. `SbpBatchReader` is the whole of a batch read. A
+micro-batch joins at `plan_read`.
 
-A task fetches, checks, decodes and joins; it keeps no state. If record batches cannot be decoded,
-failOnDataLoss decides, for exactly their offsets.
+A task fetches, checks, decodes and joins; it keeps no state. The option failOnDataLoss decides
+about record batches that cannot be decoded.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sbp_core.client import Client, StreamInfo
+from sbp_core.client import Client, RangeInfo, StreamInfo
 from sbp_core.errors import DamagedBatchError
 from sbp_core.limits import MIB
 from sbp_core.records import Envelope
 from sbp_spark.client_pool import Connect, Patience, client_for
-from sbp_spark.filtering.resolving import RowFilter
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.endpoints import Servers
 from sbp_spark.options.source import FETCH_BUFFER_BYTES_DEFAULT, OnDataLoss, SourceOptions
@@ -37,6 +37,7 @@ from sbp_spark.reading.layout import (
     Form,
     Layout,
     Piece,
+    QueryColumns,
     RenamedLayout,
     RowsLayout,
     is_enough,
@@ -49,8 +50,8 @@ from sbp_spark.reading.losses import (
     Loss,
     log_losses,
 )
-from sbp_spark.reading.offsets import Interval
-from sbp_spark.reading.planning import (
+from sbp_spark.reading.offsets import Interval, nonempty
+from sbp_spark.reading.partition_planning import (
     Cover,
     RecordSizeEstimates,
     StreamSpan,
@@ -73,9 +74,9 @@ from sbp_spark.spark_internals.task_log import LOG
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """Batches of a span that follow on one another, and what is wanted of them.
+    """Batches of a span that follow on one another, and the wanted records in them.
 
-    The records at offsets [start_offset, end_offset); of each batch there is one at least.
+    The records at offsets [start_offset, end_offset) are wanted: at least one of each batch.
     """
 
     envelopes: Sequence[Envelope]
@@ -93,10 +94,10 @@ class StoredRun:
 
 
 def decode_run(layout: Layout, run: StoredRun, *, is_loss_fatal: bool) -> Iterator[Piece]:
-    """Yield what `layout` makes of a run, in the order of its offsets.
+    """Yield the records of a run as `layout` decodes them, in the order of offsets.
 
-    A batch that cannot be decoded raises DamagedRecordsError; or it is logged, and what is before
-    and behind it is yielded. Raises SbpError.
+    A batch that cannot be decoded raises DamagedRecordsError. If losses are not fatal, the batch is
+    logged, and the records before and after it are yielded. Raises SbpError.
     """
     waiting = [run]  # the next one last
     while waiting:
@@ -129,22 +130,22 @@ def _damage_of(run: StoredRun, position: int, error: DamagedBatchError) -> Damag
     return DamagedRecordsError(loss, {span.stream_id: span.stream_name}, error.cause)
 
 
+_ALL_ROWS: Final = QueryColumns()
+
+
 @dataclass(frozen=True)
 class SpanPartition(InputPartition):
     """Spans that one task reads, from the cluster of `servers`.
 
     Offsets that are lost by then are an error, or skipped and logged. The task holds
-    about `buffer_bytes` that are not decoded yet. `columns` are the columns as the streams
-    name them, if the query names any of them otherwise. With a `row_filter` some rows are wanted.
+    about `buffer_bytes` that are not decoded yet.
     """
 
     servers: Servers
     spans: tuple[StreamSpan, ...]
-    form: Form = Form.ROWS
+    columns: QueryColumns = _ALL_ROWS
     is_loss_fatal: bool = True
     buffer_bytes: int = FETCH_BUFFER_BYTES_DEFAULT
-    columns: pa.Schema | None = None
-    row_filter: RowFilter | None = None
 
 
 def read_partition(
@@ -176,28 +177,28 @@ def read_partition(
 
 
 def layout_for(partition: SpanPartition, schema: pa.Schema, client: Client) -> Layout:
-    """Return what makes the columns of `schema` of a partition's record batches.
+    """Return the layout that makes the columns of `schema` from a partition's record batches.
 
     The schemas of all its streams are asked for in one go. Raises SbpError.
     """
     versions = None
-    if partition.form.is_typed:
+    if partition.columns.form.is_typed:
         versions = SchemaVersions(client, partition.servers)
         versions.prepare({span.stream_id for span in partition.spans})
-    return _layout(partition, schema, versions)
+    return _layout(partition.columns, schema, versions)
 
 
-def _layout(partition: SpanPartition, schema: pa.Schema, versions: SchemaVersions | None) -> Layout:
-    if partition.columns is not None:
-        own = _layout(replace(partition, columns=None), partition.columns, versions)
+def _layout(columns: QueryColumns, schema: pa.Schema, versions: SchemaVersions | None) -> Layout:
+    if columns.renamed is not None:
+        own = _layout(replace(columns, renamed=None), columns.renamed, versions)
         return RenamedLayout(own, schema)
-    if partition.row_filter is not None:
-        wanted = partition.row_filter
-        own = _layout(replace(partition, row_filter=None), wanted.columns, versions)
+    if columns.row_filter is not None:
+        wanted = columns.row_filter
+        own = _layout(replace(columns, row_filter=None), wanted.columns, versions)
         return FilteredLayout(own, wanted, schema, versions)
     if versions is None:
         return RowsLayout(schema)
-    has_metadata = partition.form is Form.COLUMNS_WITH_METADATA
+    has_metadata = columns.form is Form.COLUMNS_WITH_METADATA
     return ColumnsLayout(schema, versions, has_metadata=has_metadata)
 
 
@@ -210,11 +211,11 @@ def decode_chunks(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all chunks, cut to their spans; small record batches are joined.
 
-    No batch of rows is empty, also if the layout filters them.
+    No batch of rows is empty, even if the layout filters the rows.
 
-    Raises BrokenSequenceError unless the offsets are exactly those of the spans, once each, but
-    for those that a chunk says were skipped. A record batch that cannot be decoded raises
-    DamagedRecordsError, or is logged and skipped.
+    Raises BrokenSequenceError unless each offset of the spans comes exactly once, or a chunk says
+    that it was skipped. A record batch that cannot be decoded raises DamagedRecordsError, or is
+    logged and skipped.
     """
     joiner = _Joiner(layout)
     positions = [span.start_offset for span in spans]
@@ -253,7 +254,7 @@ class _Joiner:
         self._size_bytes = 0
 
     def add(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Take a piece; yield what is ready. A large piece is passed on without a copy."""
+        """Take a piece; yield batches that are ready. A large piece is not copied."""
         if is_enough(piece.count, piece.size_bytes):
             yield from self.flush()
         self._pieces.append(piece)
@@ -263,7 +264,7 @@ class _Joiner:
             yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Yield what waits, as one batch."""
+        """Yield the waiting pieces as one batch."""
         if self._pieces:
             rows = self._layout.join(self._pieces)
             if rows.num_rows:
@@ -290,29 +291,27 @@ def plan_read(
     options: SourceOptions,
     intervals: Iterable[Interval],
     streams: Mapping[int, StreamInfo],
-    form: Form,
+    columns: QueryColumns,
     *,
-    columns: pa.Schema | None = None,
-    row_filter: RowFilter | None = None,
-    as_of: int | None = None,
+    known_ranges: Mapping[int, Sequence[RangeInfo]] | None = None,
     sizes: RecordSizeEstimates | None = None,
     is_repeatable: bool = False,
 ) -> Planned:
-    """Return the partitions that read the intervals, in the form that the query has chosen.
+    """Return the partitions that read the intervals.
 
-    `columns` and `row_filter` are as in SpanPartition; `as_of` is the revision of the metadata, if
-    the caller knows the current one; `sizes` are those that it keeps.
+    `known_ranges` are the ranges of the streams if the caller has just asked for them; `sizes` are
+    the estimates that the caller keeps.
 
-    If it `is_repeatable`, the same intervals are cut in the same way whenever they are planned, as
-    long as the ranges of the streams are the same and no option is about bytes. Else tasks are as
-    many as the bytes and the cores are worth. Raises DataLossError if some offsets are no longer
-    stored, unless failOnDataLoss says to continue.
+    If the plan `is_repeatable`, the same intervals are cut in the same way at each call, as
+    long as the ranges of the streams are the same and no option is about bytes. Otherwise there are
+    as many tasks as the bytes and the cores are worth. Raises DataLossError if some offsets are no
+    longer stored, unless failOnDataLoss says to continue.
     """
-    wanted = [each for each in intervals if each.start_offset < each.end_offset]
+    wanted = nonempty(intervals)
     if not wanted:
         return Planned([], ())
     names = {each.stream_id: streams[each.stream_id].label for each in wanted}
-    spans, losses = _look_up(client, wanted, names, as_of)
+    spans, losses = _cover(client, wanted, names, known_ranges)
     is_loss_fatal = options.on_data_loss is OnDataLoss.FAIL
     if losses and is_loss_fatal:
         raise DataLossError(losses, names)
@@ -339,11 +338,9 @@ def plan_read(
         SpanPartition(
             options.servers,
             each,
-            form,
+            columns,
             is_loss_fatal=is_loss_fatal,
-            buffer_bytes=options.partitions.buffer_bytes,
-            columns=columns,
-            row_filter=row_filter,
+            buffer_bytes=limits.buffer_bytes,
         )
         for each in planned
     ]
@@ -355,19 +352,20 @@ def _worthwhile(size_bytes: int) -> int:
     return max(1, min(os.cpu_count() or 1, size_bytes // _TASK_BYTES_MIN))
 
 
-def _look_up(
-    client: Client, wanted: Sequence[Interval], names: Mapping[int, str], as_of: int | None
+def _cover(
+    client: Client,
+    wanted: Sequence[Interval],
+    names: Mapping[int, str],
+    known: Mapping[int, Sequence[RangeInfo]] | None,
 ) -> Cover:
-    """Return where the intervals are; a loss is not believed before it was shown for a while."""
+    """Return the spans of the intervals. A loss counts only if several answers show it."""
     stream_ids = [each.stream_id for each in wanted]
     for wait_s in (*DOUBT_WAITS_S, 0):
-        ranges = client.list_ranges(stream_ids, as_of=as_of)
-        found = cover(
-            wanted, (piece for pieces in ranges.values() for piece in pieces), names=names
-        )
+        ranges = client.list_ranges(stream_ids) if known is None else known
+        found = cover(wanted, chain.from_iterable(ranges.values()), names=names)
         if not found.losses:
             break
-        as_of = None
+        known = None
         time.sleep(wait_s)
     return found
 
@@ -385,29 +383,19 @@ class SbpBatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return what to read, a list: Spark takes nothing else. Raises SbpError."""
+        """Return the partitions as a list, because Spark takes nothing else. Raises SbpError."""
         options = self._options
         with plain_errors():
             streams = select_streams(options)
             client = client_for(options.servers, Patience.RUNNING)
-            columns = find_columns(client, options, streams)
-            columns.check(self._schema)
-            wanted = columns.maybe_filter(self._schema)
+            columns = find_columns(client, options, streams).for_query(self._schema)
             bounds = {bound.stream_id: bound for bound in client.stream_bounds(list(streams))}
             starts = starting_offsets(client, options, bounds, streams)
             ends = ending_offsets(client, options, bounds, streams)
             if options.ending is not None:
                 check_ends(options.ending.option, starts, ends, streams)
             intervals = [Interval(each, starts[each], ends[each]) for each in streams]
-            planned = plan_read(
-                client,
-                options,
-                intervals,
-                streams,
-                columns.form,
-                columns=columns.maybe_renamed(self._schema),
-                row_filter=wanted,
-            )
+            planned = plan_read(client, options, intervals, streams, columns)
         # Spark makes a partition of its own where there is none.
         return planned.partitions or [SpanPartition(options.servers, ())]
 

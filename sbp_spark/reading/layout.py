@@ -46,8 +46,9 @@ from sbp_core.records import (
 )
 from sbp_core.wording import listed
 from sbp_spark.column_schema import METADATA_COLUMN
+from sbp_spark.filtering.resolving import RowFilter
 from sbp_spark.logical_types import retyped
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 
 
@@ -60,8 +61,21 @@ class Form(Enum):
 
     @property
     def is_typed(self) -> bool:
-        """Whether the columns are those of the streams' schemas."""
+        """Whether records have the columns of the streams' schemas."""
         return self is not Form.ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class QueryColumns:
+    """How tasks make the columns of a query.
+
+    `renamed` are the columns as the streams name them, if the query names any of them otherwise.
+    With a `row_filter` some rows are wanted.
+    """
+
+    form: Form = Form.ROWS
+    renamed: pa.Schema | None = None
+    row_filter: RowFilter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,39 +95,39 @@ class Piece:
 
 ROWS_PER_BATCH: Final = 10_000
 BYTES_PER_BATCH: Final = limits.BATCH_TARGET_BYTES * 3 // 4
-"""Less than what a full record batch decodes to, so that those are passed on as they are."""
+"""Less than a full record batch decodes to, so that full batches are passed on without a copy."""
 JOINED_BYTES: Final = BYTES_PER_BATCH * 9 // 8
 """Small batches take a little less together than each by itself, and are to be enough together."""
 
 
 def is_enough(row_count: int, size_bytes: int) -> bool:
-    """Whether rows of this size are passed on to Spark, not joined with those that follow."""
+    """Whether rows of this size are passed on to Spark, not joined with the next rows."""
     return row_count >= ROWS_PER_BATCH or size_bytes >= BYTES_PER_BATCH
 
 
 class Layout(Protocol):
-    """Makes of record batches the columns that Spark demands of all of them."""
+    """Decodes record batches into the columns that Spark demands of all batches."""
 
     def projections(self, stream_id: int) -> tuple[Projection, ...]:
-        """Return what to ask of batches of a stream, so that other columns are not sent or read.
+        """Return the columns to ask for, so that servers do not read or send other columns.
 
         Raises SbpError.
         """
         ...
 
     def filters(self, stream_id: int) -> tuple[BatchFilter, ...]:
-        """Return what rules out batches of a stream of which no row is wanted. Raises SbpError."""
+        """Return the filters by which servers skip batches without wanted rows. Raises SbpError."""
         ...
 
     def decode(
         self, envelopes: Sequence[Envelope], span: StreamSpan, start_offset: int, end_offset: int
     ) -> Iterator[Piece]:
-        """Yield what `join` needs of the records of some batches from one offset up to another.
+        """Yield the records from one offset up to another, in pieces for `join`.
 
-        The batches follow on one another, and there is a record of each to yield; they are
-        validated as a whole. Pieces are made as they are drawn, none much larger than a batch is
-        when it is decoded. Raises DamagedBatchError for a batch that cannot be decoded, maybe
-        before pieces of earlier ones; and SbpError for what is to be read in another way.
+        The batches follow on one another, and each has at least one record to yield. Each batch is
+        validated as a whole. A piece is made when it is drawn, and is not much larger than a
+        decoded batch. Raises DamagedBatchError for a batch that cannot be decoded, perhaps before
+        pieces of earlier batches, and SbpError for batches that this layout cannot read.
         """
         ...
 
@@ -123,7 +137,7 @@ class Layout(Protocol):
 
 
 class RenamedLayout:
-    """Makes what another layout does, with the columns named as in `schema`."""
+    """Renames the columns of another layout to the names in `schema`."""
 
     def __init__(self, layout: Layout, schema: pa.Schema) -> None:
         self.decode = layout.decode
@@ -140,7 +154,7 @@ class RenamedLayout:
 
 
 def joined(index: int, pieces: Sequence[Piece]) -> pa.Array:
-    """Return the column at `index` of the rows of all pieces; of a single one without a copy."""
+    """Return the column at `index` of all pieces. A single piece is not copied."""
     parts = [piece.rows.column(index) for piece in pieces]
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
@@ -227,7 +241,7 @@ class RowsLayout:
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _MS_MAX: Final = (2**63 - 1) // 1000
 _PIECE_BYTES: Final = 4 * limits.BATCH_TARGET_BYTES
-"""About how much is mapped at a time: more than what a full record batch decodes to."""
+"""About how many bytes are mapped at a time: more than a full record batch decodes to."""
 _SAMPLE_ROWS: Final = 1_024
 
 
@@ -413,7 +427,7 @@ class ColumnsLayout:
 
 
 def _fixed_row_bytes(schema: pa.Schema) -> int:
-    """Return what a row takes at least, which is what a row of nulls does."""
+    """Return the least bytes of a row, which are the bytes of a row of nulls."""
     sample = [pa.nulls(_SAMPLE_ROWS, each.type) for each in schema]
     return sum(int(each.nbytes) for each in sample) // _SAMPLE_ROWS
 
@@ -444,7 +458,7 @@ def _times(batches: Sequence[Envelope], rows: pa.RecordBatch, start_offset: int)
 
 
 def _batch_times(batches: Sequence[Envelope], start_offset: int, count: int) -> pa.Array:
-    """Return the times of the batches of records; one that no timestamp can be is not known."""
+    """Return the time of each record's batch; null if the time is beyond the type's range."""
     times_us = [
         each.base_timestamp_ms * 1000 if abs(each.base_timestamp_ms) <= _MS_MAX else None
         for each in batches

@@ -1,7 +1,7 @@
 """From the positions that a user names to offsets of the streams as they are.
 
-`starting_offsets` and `ending_offsets` are the ways in. Times and cursors are looked up at servers,
-one call for all streams; the other positions follow from the bounds of a stream (`locate`).
+Callers use `starting_offsets` and `ending_offsets`. Times and cursors are looked up at servers,
+with one call for all streams. Other positions follow from the bounds of a stream (`locate`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sbp_spark.reporting import LOG
 
 
 def positions_of(positions: Positions, infos: Collection[StreamInfo]) -> dict[int, Position]:
-    """Return the position of each stream, by id; those that JSON does not name are left out."""
+    """Return the position of each stream, by id. Streams that JSON does not name are left out."""
     if positions.everywhere is not None:
         return {info.stream_id: positions.everywhere for info in infos}
     ids = find_ids(infos, positions.found)
@@ -78,7 +78,7 @@ def locate(position: InsidePosition, bound: StreamBounds) -> int:
 
 
 def is_moving(position: Position) -> bool:
-    """Whether what is appended to a stream moves the position."""
+    """Whether appends to a stream move the position."""
     return isinstance(position, Latest | BeforeTail)
 
 
@@ -149,10 +149,10 @@ def find_times(
 ) -> dict[int, int | None]:
     """Return the first record, in the order of offsets, that was appended at a time or later.
 
-    By stream id; None where there is none within `bounds`: these were looked at before, so no
-    record of the time lies in between. Records up to `read_offsets` do not count: they were read.
-    With a `timeout_ms` those whose servers do not answer in it are left out. One call for all
-    streams. Raises SbpError.
+    Maps stream ids to offsets; None if no record within `bounds` is so late. The bounds were taken
+    before, so no record of the time lies between them and the answer. Records up to `read_offsets`
+    do not count, because they were read. With a `timeout_ms` streams whose servers do not answer in
+    time are left out. One call for all streams. Raises SbpError.
     """
     if not times_ms:
         return {}
@@ -178,12 +178,12 @@ def find_offsets(
 ) -> dict[int, int]:
     """Return the offset of each stream's position, by id, within its bounds as they were seen.
 
-    Only an offset that is named, and a cursor, may lie outside of them. A stream of `bounds` that
-    the positions do not name came later: it is read from its first record. `late_since_ms`
-    is since when, by stream id, a query that runs has waited for the streams: relative times are
-    before that. With a `timeout_ms` those whose servers do not answer in it are left out. Raises
-    ConfigurationError for times that have to have a record and have none; for streams that are late
-    that is a warning in the log.
+    Only an offset that is named, and a cursor, may lie outside of the bounds. A stream of `bounds`
+    that the positions do not name was created later: it is read from its first record.
+    `late_since_ms` maps streams to the time since when a running query has waited for them, which
+    relative times count from. With a `timeout_ms` streams whose servers do not answer in time are
+    left out. Raises ConfigurationError for times that need a record and have none; for late streams
+    the log gets a warning instead.
     """
     named = positions_of(positions, streams.values())
     asked = {stream_id: named.get(stream_id, Earliest()) for stream_id in bounds}
@@ -264,10 +264,9 @@ def starting_offsets(
 ) -> dict[int, int]:
     """Return the first offset to read of each stream of `bounds`, which are some of `streams`.
 
-    One that was trimmed is returned if that is not to fail; a trimmed cursor always is, as the loss
-    before it is handled by failOnDataLoss. `late_since_ms` is since when a query that runs has
-    waited for the streams, by id; others may have come and gone. With a `timeout_ms` those that
-    start at a time which their servers do not find in it are left out. Raises SbpError.
+    A trimmed offset is returned if losses do not fail, and a trimmed cursor in any case, because
+    failOnDataLoss handles the loss before it. `late_since_ms` and `timeout_ms` are as in
+    `find_offsets`; with `late_since_ms` the options may name other streams. Raises SbpError.
     """
     if late_since_ms is None:
         check_option_positions(options, streams.values())

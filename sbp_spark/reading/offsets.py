@@ -51,10 +51,10 @@ class CheckpointError(SbpError):
 class StreamPosition:
     """How far one stream is read: `next_offset` is the next one to read.
 
-    `stream_id` and `created_at_ms` (Unix time) together identify the stream: one that is deleted
-    and created again differs in one of them. `base_offset` is the resolved start, known only in
-    the first end offset in which the stream appears. `end_offset` is where reading ends, if that
-    was resolved from the tail or from a time: it is kept as long as the query asks for such an
+    `stream_id` and `created_at_ms` (Unix time) together identify the stream: a stream that is
+    deleted and created again differs in one of them. `base_offset` is the resolved start, known
+    only in the first end offset in which the stream appears. `end_offset` is where reading ends, if
+    that was resolved from the tail or from a time: it is kept as long as the query asks for such an
     end. `end_time_ms` (Unix time) is that time; without `end_offset` it has not come yet.
     """
 
@@ -159,12 +159,12 @@ class Interval(NamedTuple):
 class SourceOffset:
     """The position in every stream, by stream id. Before the first micro-batch it is INITIAL.
 
-    `lost` are records that are not read because they are gone, where that is to be reported: those
-    of which one knew when the offset was decided. `stalled` are streams that were left out of the
+    `lost` are the lost records that were known when the offset was decided, if the query reports
+    losses. `stalled` are streams that were left out of the
     micro-batch because a range server was down, each with the time since when, in ms (UTC).
     `left_out` are streams that were read before and are no longer selected: each continues from its
-    position if it is selected again. `commit` is one that the placement driver's metadata had
-    when the offset was decided: metadata without it were put back to an older copy since.
+    position if it is selected again. `commit` is the last commit of the placement driver's
+    metadata when the offset was decided: metadata without it were restored from an older copy.
     """
 
     streams: Mapping[int, StreamPosition]
@@ -180,7 +180,7 @@ class SourceOffset:
         return frozenset(self.stalled.keys() - self.streams.keys())
 
     def maybe_position(self, stream_id: int) -> StreamPosition | None:
-        """Return how far a stream is read, also one that is left out; None if it never was."""
+        """Return how far a stream is read, even if it is left out now; None: never."""
         return self.streams.get(stream_id) or self.left_out.get(stream_id)
 
     def next_offsets(self) -> dict[int, int]:
@@ -229,13 +229,13 @@ def advance(
     *,
     commit: StoreCommit | None = None,
 ) -> SourceOffset:
-    """Return the end offset of a micro-batch from `start` to `ends`, of which some is `lost`.
+    """Return the end offset of a micro-batch from `start` to `ends`; `lost` records are not read.
 
     `ends` leaves out streams that are no longer read, and may name new ones. Its `base_offset` is
     required for a new stream and has no meaning for others. A stream that has not moved keeps its
-    entry as it is, so that nothing new gives `start`; one that has moved loses its base. That a
-    stream is `stalled`, or is no longer, is nothing new, nor is a `commit` of the placement
-    driver's metadata; without one that of `start` stays. Raises as `intervals` does.
+    entry, and a stream that has moved loses its base. If no stream has moved, the result is `start`
+    itself: a new `stalled` stream or a new `commit` makes no micro-batch. Without a `commit` the
+    commit of `start` stays. Raises as `intervals` does.
     """
     streams: dict[int, StreamPosition] = {}
     for end in ends:
@@ -257,11 +257,11 @@ def advance(
 
 
 def intervals(start: SourceOffset, end: SourceOffset) -> tuple[Interval, ...]:
-    """Return what lies between two offsets, for every stream of `end` in ascending id order.
+    """Return the interval of each stream of `end` between two offsets, by ascending stream id.
 
-    A stream that `start` does not have, or has as another incarnation, is read from its base; one
-    that was left out, from where it was. What
-    `end` says is lost at the beginning is left out; intervals may be empty. Raises
+    A stream that `start` does not have, or has as another incarnation, is read from its base. A
+    stream that was left out is read from where it was. An interval begins after the records that
+    `end` has as lost, and may be empty. Raises
     StreamChangedError if a stream went backwards, CheckpointError if a new one has no base.
     """
     found = []
@@ -273,6 +273,11 @@ def intervals(start: SourceOffset, end: SourceOffset) -> tuple[Interval, ...]:
                 begin = min(stop, max(begin, loss.end_offset or begin))
         found.append(Interval(stream_id, begin, stop))
     return tuple(found)
+
+
+def nonempty(found: Iterable[Interval]) -> list[Interval]:
+    """Return the intervals that have offsets."""
+    return [each for each in found if each.start_offset < each.end_offset]
 
 
 def find_gone(

@@ -15,7 +15,7 @@ from sbp_core.client import Client, FetchItem, FetchOutcome, ReceivedBatches
 from sbp_core.errors import DeadlineExceededError, OffsetOutOfRangeError, SbpError
 from sbp_core.records import BatchFilter, Projection
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 
 SPANS_PER_FETCH: Final = 16
 FETCH_ROUND_BYTES_MAX: Final = 8 * limits.MIB
@@ -25,7 +25,7 @@ FETCH_WAIT_MS: Final = 1_000
 _PAUSE_S: Final = 0.05
 Projections = Callable[[int], tuple[Projection, ...]]
 Filters = Callable[[int], tuple[BatchFilter, ...]]
-"""They return what to ask of the batches of a stream, by its id."""
+"""Functions that return the columns, or the filters, to ask for in a stream, by its id."""
 
 
 def _everything(_: int) -> tuple[()]:
@@ -61,7 +61,7 @@ class _SpanProgress:
 
 
 def fetch_round_bytes(buffer_bytes: int) -> int:
-    """Return how much a task asks for at a time that may hold `buffer_bytes`."""
+    """Return the bytes of one FETCH of a task that may hold `buffer_bytes`."""
     return min(FETCH_ROUND_BYTES_MAX, max(1, buffer_bytes // 2))
 
 
@@ -76,13 +76,13 @@ def fetch_chunks(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Generator[Chunk, None, None]:
-    """Yield the bytes of all spans; those of one stream in the order of their offsets.
+    """Yield the bytes of all spans. The bytes of one stream come in the order of offsets.
 
     One FETCH asks for several streams at once, `round_bytes` in all. Columns that `projections_of`
     leaves out need not come, nor the records of batches that `filters_of` rules out. Offsets that
     were trimmed raise DataLossError, or are logged and skipped. Raises DeadlineExceededError when a
-    server holds back offsets that it had announced, and what the client raises; each error has a
-    note that names the span.
+    server does not send offsets that it had announced, and the errors of the client. Each error has
+    a note that names the span.
     """
     lanes: dict[int, deque[_SpanProgress]] = {}
     for index, span in enumerate(spans):
@@ -159,7 +159,7 @@ def _loss(cursor: _SpanProgress, error: OffsetOutOfRangeError) -> DataLossError:
 
 
 def _skip_loss(cursor: _SpanProgress, error: SbpError | None) -> bool:
-    """Move the cursor behind what was trimmed, and log it; False if nothing was."""
+    """Move the cursor behind trimmed records and log the loss; False if none were trimmed."""
     bounds = error.bounds if isinstance(error, OffsetOutOfRangeError) else None
     if bounds is None or cursor.offset >= bounds[0]:
         return False
@@ -181,11 +181,10 @@ def describe_span(span: StreamSpan) -> str:
 class Prefetcher:
     """Draws chunks ahead of the consumer, in a thread of its own.
 
-    A result of a single request is not worth a thread: it starts at the first chunk that is
-    followed by more. At most `bytes_max` are queued or being decoded, and one more chunk has been
-    drawn. A chunk that is larger than that is alone. The errors
-    of the thread are raised where the chunks are taken. To be closed; the thread then ends before
-    its next chunk.
+    The result of a single request is not worth a thread: the thread starts at the first chunk that
+    is followed by another. At most `bytes_max` are queued or being decoded, and one more chunk has
+    been drawn. A chunk that is larger than `bytes_max` is alone. Errors of the thread are raised
+    where the chunks are taken. After `close` the thread ends before its next chunk.
     """
 
     def __init__(self, chunks: Generator[Chunk, None, None], *, bytes_max: int) -> None:
@@ -207,7 +206,7 @@ class Prefetcher:
             yield chunk
 
     def close(self) -> None:
-        """Let the thread end; what it has drawn is dropped."""
+        """Let the thread end, and drop its chunks."""
         if self._thread is None:
             self._chunks.close()
         with self._changed:
@@ -228,7 +227,7 @@ class Prefetcher:
             raise self._error
 
     def _next(self, done: Chunk) -> Chunk | None:
-        """Return the chunk after one that was decoded, None if there is none."""
+        """Return the chunk after `done`, which is decoded; None if there is no other."""
         with self._changed:
             self._held_bytes -= len(done.batches.payload)
             self._changed.notify_all()

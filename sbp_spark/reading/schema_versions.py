@@ -25,7 +25,7 @@ class SchemaVersions:
         known: KnownVersions = _KNOWN_HERE,
         streams_max: int = _STREAMS_KEPT,
     ) -> None:
-        """Keep what is found in `known`, which the tasks of a process share."""
+        """Keep the versions in `known`, which the tasks of a process share."""
         self._client = client
         self._servers = servers
         self._known = known
@@ -39,7 +39,7 @@ class SchemaVersions:
         return known or self._look_up([stream_id])[stream_id].get(fingerprint)
 
     def find(self, stream_id: int) -> Collection[SchemaVersion]:
-        """Return what `known` does, of a stream that was not asked for, too. Raises SbpError."""
+        """Return the versions of a stream, the oldest first; ask for them once. Raises SbpError."""
         if self._maybe_versions(stream_id) is None:
             self._look_up([stream_id])
         return self.known(stream_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from sbp_core.client import Client, SchemaVersion, StreamInfo, newest_schemas
@@ -20,7 +19,7 @@ from sbp_spark.filtering.resolving import RowFilter, row_filter
 from sbp_spark.logical_types import logical_arrow_schema, logical_spark_schema
 from sbp_spark.options.source import Contents, SourceEncoding, SourceOptions
 from sbp_spark.options.stream_selection import StreamList, StreamPattern, StreamRef
-from sbp_spark.reading.layout import Form
+from sbp_spark.reading.layout import Form, QueryColumns
 from sbp_spark.reading.locating import check_option_positions
 from sbp_spark.row_schema import (
     as_named,
@@ -43,10 +42,10 @@ def _newest_there(
 
 
 class StreamKinds:
-    """Selects, of streams that match, those of one kind: with a schema, or without.
+    """Selects the matching streams that have a schema, or the matching streams without a schema.
 
-    A stream without a schema may get one as long as it has no records. It never loses it again, so
-    it is asked for only until then.
+    A stream without a schema may get a schema as long as it has no records. A stream never loses
+    its schema, so a stream that has a schema is not asked about again.
     """
 
     def __init__(self, *, is_typed_wanted: bool) -> None:
@@ -63,12 +62,12 @@ class StreamKinds:
     def select(
         self, client: Client, matching: Mapping[int, StreamInfo]
     ) -> Mapping[int, StreamInfo]:
-        """Return which of the streams are of the kind now. Raises SbpError."""
+        """Return the streams that are of the kind now. Raises SbpError."""
         self._matching = matching
         return self.select_again(client)
 
     def select_again(self, client: Client) -> Mapping[int, StreamInfo]:
-        """Return which of the same streams are; the same object if nothing has changed."""
+        """Return the same for the same streams; the same object if nothing has changed."""
         typed = self.find_typed(client, self._matching)
         selected = {
             stream_id: info
@@ -88,7 +87,7 @@ class StreamKinds:
 
 
 def maybe_kinds(options: SourceOptions) -> StreamKinds | None:
-    """Return what selects streams by their kind: for a pattern beside an encoding of its own."""
+    """Return the selection by kind; None unless a pattern is given beside rows or columns."""
     encoding = options.contents.encoding
     if not isinstance(options.selection, StreamPattern) or encoding is SourceEncoding.AUTO:
         return None
@@ -136,8 +135,8 @@ def _check_distinct(selection: StreamList, infos: Sequence[StreamInfo]) -> None:
 class SourceColumns:
     """The columns of a source, for Spark, and in which form records have them.
 
-    `schema` has those that the option `columns` selects, `whole` all of them. Rows are those for
-    which `where` is true.
+    `schema` has the columns that the option `columns` selects, and `whole` has all columns. Rows
+    that do not match `where` are left out.
     """
 
     schema: StructType
@@ -166,14 +165,13 @@ class SourceColumns:
             remark="; as the schemas of the streams are now: if they have changed, load again",
         )
 
-    def maybe_renamed(self, given: StructType) -> pa.Schema | None:
-        """Return the columns `given`, which were checked, in Arrow and as they are named here.
-
-        None if they are named so.
-        """
+    def for_query(self, given: StructType) -> QueryColumns:
+        """Return how to make the columns `given`. Raises ConfigurationError as `check` does."""
+        self.check(given)
         there = self.schema if self.form.is_typed else source_schema(include_headers=True)
         named = as_named(given, there)
-        return None if named == given else logical_arrow_schema(named)
+        renamed = None if named == given else logical_arrow_schema(named)
+        return QueryColumns(self.form, renamed, self.maybe_filter(given))
 
     def maybe_filter(self, given: StructType) -> RowFilter | None:
         """Return what filters the rows of a query with the columns `given`, which were checked.
@@ -189,10 +187,10 @@ class SourceColumns:
 def find_columns(
     client: Client, options: SourceOptions, streams: Mapping[int, StreamInfo]
 ) -> SourceColumns:
-    """Return the columns of the streams, which are those that the options select, as they are now.
+    """Return the columns that the streams have now. The options have selected the streams.
 
-    Raises ConfigurationError where options ask for what the streams have not, SchemaError naming
-    the streams whose schemas do not go together.
+    Raises ConfigurationError if options ask for columns that the streams do not have, and
+    SchemaError naming the streams whose schemas do not go together.
     """
     contents = options.contents
     is_typed_wanted = contents.encoding is SourceEncoding.COLUMNS

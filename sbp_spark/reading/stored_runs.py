@@ -8,7 +8,7 @@ from typing import Final
 from sbp_core.client import ReceivedBatches
 from sbp_core.errors import ProtocolError
 from sbp_core.records import Envelope, split_envelopes
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.prefetch import describe_span
 from sbp_spark.spark_internals.task_log import LOG
 
@@ -49,9 +49,9 @@ def runs_of(
 ) -> Iterator[tuple[Sequence[Envelope], int]]:
     """Yield some batches at a time, which go on at `position`, and the offset up to which they go.
 
-    The first batch of a fetch may have earlier records, too: it may be the first of the span, or
-    small batches were merged since those before were fetched. Batches behind the end of the span
-    are left out, and those that were skipped are counted; there is no batch for their offsets.
+    The first batch of a fetch may contain earlier records, if it is the first batch of the span, or
+    if the server has merged small batches since the last fetch. Batches behind the end of the span
+    are left out. Skipped batches are counted, and there is no envelope for their offsets.
     Raises BrokenSequenceError.
     """
     envelopes: list[Envelope] = []

@@ -19,7 +19,7 @@ from sbp_core.errors import SbpError
 from sbp_spark.client_pool import Connect, Patience, client_for
 from sbp_spark.reading.input_partitions import SpanPartition, decode_chunks, layout_for
 from sbp_spark.reading.layout import ROWS_PER_BATCH
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.prefetch import SPANS_PER_FETCH, Chunk
 from sbp_spark.reporting import LOG
 from sbp_spark.spark_internals import SEEN_IN
@@ -79,7 +79,7 @@ ROW_BYTES_MAX: Final = 4 * BYTES_MAX
 class SmallBatches:
     """Reads micro-batches that one FETCH brings, and leaves all others to tasks.
 
-    Those of records that lately were too large are not tried.
+    Micro-batches are not tried if records lately were too large.
     """
 
     def __init__(self, connect: Connect = client_for) -> None:

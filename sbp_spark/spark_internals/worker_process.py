@@ -140,9 +140,9 @@ class FoundOnce:
         """Return what `find` returned when it first succeeded for this cluster and purpose.
 
         So a first use finds mistakes at once, and a later one does not end a running query when the
-        servers are down for a while. Spark plans in any worker, and ends those that were idle for a
-        minute, so the streams are kept in a file of the session, which Spark removes. Raises
-        what `find` raises.
+        servers are down for a while. Spark plans in any worker, and ends workers that were idle for
+        a minute, so the streams are kept in a file of the session, which Spark removes. Raises what
+        `find` raises.
         """
         key = (os.getpid(), str(servers), purpose)
         if key not in self._found:

@@ -39,44 +39,51 @@ class LossPolicy:
     def _is_fatal(self) -> bool:
         return self._on_data_loss is OnDataLoss.FAIL
 
-    def settle_put_back(self, offset: SourceOffset) -> StoreCommit | None:
-        """Return the last commit of the placement driver's metadata, to be kept in an offset.
+    def settle_put_back(
+        self, offset: SourceOffset, reported: StoreCommit | None
+    ) -> StoreCommit | None:
+        """Return the last commit of the placement driver's metadata, which the next offset keeps.
 
-        Raises StreamChangedError if that is to fail that they lack the one of `offset`, or a later
-        one that this run has seen. That is asked for when a placement driver has started since,
-        or when its commits go back. None: it counts no commits.
+        `reported` is the last commit that an answer of the placement driver had; None if it counts
+        no commits. Raises StreamChangedError, if that is to fail, when the metadata lack the commit
+        of `offset` or a later commit that this run has seen. The placement driver is asked for the
+        known commit only if it has restarted since, or if its commits go back.
         """
-        now = self._client.last_commit
         known = self._commit or offset.commit
-        is_later = now and known and now.life == known.life and now.number >= known.number
-        is_asked_in_vain = now is None and self._commit is not None
-        if known is None or is_later or is_asked_in_vain:
-            self._commit = now or known
-            return now
+        is_later = (
+            reported is not None
+            and known is not None
+            and reported.life == known.life
+            and reported.number >= known.number
+        )
+        was_asked = reported is None and self._commit is not None
+        if known is None or is_later or was_asked:
+            self._commit = reported or known
+            return reported
         if self._client.has_commit(known) is False:
             message = (
-                "the placement driver's metadata never had commit"
-                f" {known.number} of life {known.life}, which the query has seen: its data"
-                " directory was restored from an older copy, or another cluster answers. Records"
-                " that were appended since at offsets which the query has already read"
+                f"the placement driver's metadata never had commit {known.number} of life"
+                f" {known.life}, which the query has seen: its data directory was restored from an"
+                " older copy, or another cluster answers. Records that were appended since at"
+                " offsets which the query has already read"
             )
             if self._is_fatal:
                 raise StreamChangedError(
                     f"{message} would be skipped. Restore the newest copy, or {NEW_CHECKPOINT}; to"
                     " continue from the same offsets, set failOnDataLoss to false or report"
                 )
-            LOG.warning("data loss: %s are skipped; it is not known which these are", message)
+            LOG.warning("data loss: %s are skipped; it is not known which records", message)
         self._commit = self._client.last_commit or known
         return self._client.last_commit
 
     def settle_gone(
         self, begin: SourceOffset, snapshot: Snapshot
     ) -> tuple[SourceOffset, list[Loss]]:
-        """Return `begin` with the streams that are read now, and what is lost by that.
+        """Return `begin` with the streams that are read now, and the losses.
 
-        Deleted streams are dropped. Those that exist and are not selected are kept
-        as left out, and read on from there once they are selected again. Raises StreamChangedError
-        if either is to fail, also for a stream that went backwards.
+        Deleted streams are dropped. Streams that exist and are not selected any more are kept as
+        left out, and are read on when they are selected again. Raises StreamChangedError if a
+        deleted, unselected or backward stream is to fail.
         """
         self._learn_names(snapshot.streams)
         missing = find_gone(begin.streams.values(), snapshot.streams)
@@ -108,7 +115,7 @@ class LossPolicy:
         return replace(begin, streams=there, stalled=stalled, left_out=left_out), losses
 
     def settle_trimmed(self, losses: Sequence[Loss]) -> None:
-        """Raise DataLossError if losses are to fail; planning logs those that go into no offset."""
+        """Raise DataLossError if losses are to fail. Otherwise planning logs unreported losses."""
         if losses and self._is_fatal:
             raise DataLossError(tuple(losses), self._names)
         if self._on_data_loss is OnDataLoss.REPORT:
@@ -120,9 +127,9 @@ class LossPolicy:
         wanted: Sequence[Interval],
         streams: Mapping[int, StreamInfo],
     ) -> list[Interval]:
-        """Return those intervals up to `finish` whose streams exist, selected or not.
+        """Return the intervals up to `finish` whose streams exist, selected or not.
 
-        Raises StreamChangedError if others are to fail.
+        Raises StreamChangedError if missing streams are to fail.
         """
         self._learn_names(streams)
         positions = [finish.streams[each.stream_id] for each in wanted]
@@ -141,7 +148,7 @@ class LossPolicy:
         self._noted += losses
 
     def to_report(self, losses: Iterable[Loss]) -> list[Loss]:
-        """Return what goes into the next offset: these losses, and those that were noted."""
+        """Return the losses for the next offset: these losses and the noted losses."""
         noted, self._noted = self._noted, []
         return [*noted, *losses] if self._on_data_loss is OnDataLoss.REPORT else []
 

@@ -7,24 +7,23 @@ look waits for range servers that are down, and when they are asked again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from sbp_core import limits
 from sbp_core.client import (
     BoundsView,
     Client,
     FetchItem,
+    RangeInfo,
     Reach,
     StreamBounds,
     StreamInfo,
     UnavailableRange,
 )
-from sbp_core.errors import NotFoundError, SbpError, StatusError
-from sbp_core.wording import listed
+from sbp_core.errors import NotFoundError, SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.source import SourceOptions
 from sbp_spark.options.stream_selection import (
@@ -41,15 +40,8 @@ from sbp_spark.reading.source_streams import (
     maybe_kinds,
     select_streams,
 )
-from sbp_spark.reporting import LOG
+from sbp_spark.streaming.stalls import Stalls
 
-ANSWER_MS_MIN: Final = 1_000
-"""The least timeout of a request, however short the stall that is allowed."""
-PROBE_TIMEOUT_MS: Final = 1_000
-PROBE_PAUSE_FACTOR: Final = 9
-"""The pause between probes, as a multiple of the last probe: they cost a tenth of the time."""
-_PAUSE_S: Final = 0.05
-_PAUSE_S_MAX: Final = 1.0
 IDLE_WAIT_MS: Final = 500
 """How long range servers are asked to wait for the next record of any stream: other sources of the
 query are looked at after that."""
@@ -57,147 +49,6 @@ _IDLE_PAUSE_S: Final = 0.1
 """The pause between looks where they cannot be asked to wait."""
 _AWAITED_MAX: Final = 1_000
 """More streams are not waited for: the servers would have to look at all of them."""
-_NO_SERVER: Final = ""
-"""Stands for the server of ranges that no server hosts."""
-
-
-def answer_ms(stall_ms_max: int) -> int:
-    """Return the timeout of requests to a server that may be down for `stall_ms_max`."""
-    return min(limits.REQUEST_TIMEOUT_MS, max(stall_ms_max, ANSWER_MS_MIN))
-
-
-@dataclass(slots=True)
-class _Absence:
-    """A server that is down; once given up, it is probed before it gets other requests."""
-
-    since_s: float
-    since_ms: int
-    error: SbpError
-    is_given_up: bool = False
-    is_spared: bool = False
-    probe_at_s: float = 0.0
-
-
-class Stalls:
-    """The range servers that are down, and since when.
-
-    A look waits up to `stall_ms_max` for one that went down; then it is given up until it answers.
-    """
-
-    def __init__(
-        self,
-        stall_ms_max: int,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._stall_s_max = stall_ms_max / 1000
-        self._timeout_ms = answer_ms(stall_ms_max)
-        self._clock = clock
-        self._wall = wall
-        self._sleep = sleep
-        self._absences: dict[str, _Absence] = {}
-
-    def reach(
-        self, client: Client, streams: Mapping[int, StreamInfo], known: Mapping[int, int]
-    ) -> dict[int, Reach]:
-        """Return how far the streams can be read; `known` has the next offset of some of them.
-
-        Waits for servers that are not given up yet. Raises SbpError.
-        """
-        positions = {stream_id: known.get(stream_id) for stream_id in streams}
-        self._probe(client)
-        pause_s = _PAUSE_S
-        while True:
-            began_s, began_ms = self._clock(), int(self._wall() * 1000)
-            spared = {each: at.error for each, at in self._absences.items() if at.is_spared}
-            found = client.reach(positions, timeout_ms=self._timeout_ms, spared=spared)
-            self._note(found.values(), began_s, began_ms)
-            left_s = self._left_s()
-            if left_s <= 0:
-                break
-            self._sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
-        self._give_up(found, streams)
-        return found
-
-    def since_ms(self, at: Reach) -> int:
-        """Return since when a stream lacks a server, in ms (UTC)."""
-        return min(self._absences[each.server or _NO_SERVER].since_ms for each in at.unavailable)
-
-    def _probe(self, client: Client) -> None:
-        """Probe the servers whose pause is over."""
-        began_s = self._clock()
-        due = [
-            each for each, at in self._absences.items() if at.is_spared and at.probe_at_s <= began_s
-        ]
-        if not due:
-            return
-        errors = client.probe(due, timeout_ms=PROBE_TIMEOUT_MS)
-        now_s = self._clock()
-        for server in due:
-            absence = self._absences[server]
-            absence.is_spared = server in errors
-            absence.error = errors.get(server, absence.error)
-            absence.probe_at_s = now_s + PROBE_PAUSE_FACTOR * (now_s - began_s)
-
-    def _note(self, found: Collection[Reach], began_s: float, began_ms: int) -> None:
-        """Record which servers were down, and which answer again."""
-        missed = {
-            piece.server or _NO_SERVER: piece.error for each in found for piece in each.unavailable
-        }
-        for server, error in missed.items():
-            if server not in self._absences:
-                self._absences[server] = _Absence(began_s, began_ms, error)
-                if self._stall_s_max > 0:
-                    LOG.warning(
-                        "%s is down error=%s; waiting for it, at most %g s",
-                        _called(server),
-                        error,
-                        self._stall_s_max,
-                    )
-            self._absences[server].error = error
-        for server in self._absences.keys() - missed.keys():
-            absence = self._absences.pop(server)
-            LOG.warning(
-                "%s is back, or no longer needed, after %.0f s; its streams are read again",
-                _called(server),
-                self._clock() - absence.since_s,
-            )
-
-    def _left_s(self) -> float:
-        """Return how long to wait for servers that are not given up."""
-        ends = [
-            at.since_s + self._stall_s_max for at in self._absences.values() if not at.is_given_up
-        ]
-        return max(ends, default=0.0) - self._clock() if ends else 0.0
-
-    def _give_up(self, found: Mapping[int, Reach], streams: Mapping[int, StreamInfo]) -> None:
-        """Log once for each server that is down for too long which streams wait for it."""
-        for server, absence in self._absences.items():
-            absence.is_spared = server != _NO_SERVER and not isinstance(absence.error, StatusError)
-            if absence.is_given_up:
-                continue
-            absence.is_given_up = True
-            names = [
-                f"{streams[stream_id].label} ({stream_id})"
-                for stream_id, at in found.items()
-                if any((piece.server or _NO_SERVER) == server for piece in at.unavailable)
-            ]
-            LOG.warning(
-                "%s is down for more than %g s error=%s stalled=%d: these streams wait for it,"
-                " others are read: %s",
-                _called(server),
-                self._stall_s_max,
-                absence.error,
-                len(names),
-                listed(names),
-            )
-
-
-def _called(server: str) -> str:
-    return f"range server {server}" if server else "a range server"
 
 
 @dataclass(frozen=True)
@@ -205,8 +56,8 @@ class Snapshot:
     """The streams of a query as they were at one moment, by id.
 
     If range servers were down, `away` has their ranges, in order, and `stalled` the time since
-    when, in ms (UTC). The bound of a stream whose tail is not known for that ends where reading
-    can go; one that was not read yet has none.
+    when, in ms (UTC). The bounds of a stream whose tail is not known end where reading can go. A
+    stream whose tail is not known and that was never read has no bounds.
     """
 
     streams: Mapping[int, StreamInfo] = field(default_factory=dict)
@@ -220,14 +71,14 @@ class Snapshot:
         return {stream_id: bound.next_offset for stream_id, bound in self.bounds.items()}
 
     def positions(self) -> dict[int, StreamPosition]:
-        """Return where a query would be that has read everything."""
+        """Return the position of a query that has read everything."""
         return {
             stream_id: StreamPosition(stream_id, self.streams[stream_id].created_at_ms, tail)
             for stream_id, tail in self.tails.items()
         }
 
     def only(self, stream_ids: Collection[int]) -> Snapshot:
-        """Return it without other streams; itself if there are none."""
+        """Return the snapshot without other streams; itself if there are no others."""
         if all(each in stream_ids for each in self.streams):
             return self
         return Snapshot(
@@ -267,9 +118,9 @@ class PlainStreams:
         self._shown = Snapshot()
 
     def show(self, client: Client, seen: Snapshot, known: Mapping[int, int]) -> Snapshot:
-        """Return what is seen of plain streams, and of those that were read before, `known`.
+        """Return the snapshot of the plain streams and of `known`, which were read before.
 
-        It is the same object as long as `seen` is. Raises SbpError.
+        The result is the same object as long as `seen` is. Raises SbpError.
         """
         if seen is self._seen and known.keys() <= self._shown.streams.keys():
             return self._shown
@@ -282,11 +133,11 @@ class PlainStreams:
 
 
 class StreamWatch:
-    """The streams that a query selects, with those that were created since it began.
+    """The streams that a query selects, including streams that were created since it began.
 
-    They are listed again only when the placement driver's metadata have another revision than
-    they had the last time, or when it counts none. A stream that options name is found by its name
-    once: it stays selected when it is renamed. Only when it is gone its name is looked up again.
+    Streams are listed again only when the placement driver's metadata have another revision than
+    last time, or when it counts no revisions. A stream that options name is found by its name
+    once, and stays selected when it is renamed. Only when it is gone, the name is looked up again.
     """
 
     def __init__(
@@ -322,9 +173,9 @@ class StreamWatch:
         return self._revision
 
     def streams(self) -> Mapping[int, StreamInfo]:
-        """Return the streams by id, as they are now; one that was deleted is left out.
+        """Return the streams by id, as they are now. Deleted streams are left out.
 
-        Raises SbpError, the first time also when a stream that is named does not exist.
+        Raises SbpError, the first time also if a named stream does not exist.
         """
         if self._streams is None:
             self._streams = select_streams(self._options)
@@ -341,10 +192,22 @@ class StreamWatch:
             self._streams = self._kinds.select_again(self.client)
         return self._streams
 
-    def wait_for_news(self, snapshot: Snapshot) -> None:
-        """Return when a stream goes on behind its tail in a snapshot, after a while in any case.
+    def maybe_ranges(self, stream_ids: Sequence[int]) -> Mapping[int, Sequence[RangeInfo]] | None:
+        """Return the ranges as the last look has seen them; None if they have to be asked for.
 
-        No server is asked to wait while one is down: it would hold up the news of the others.
+        The placement driver is asked only for streams whose ranges have moved since.
+        """
+        try:
+            return self.looking.list_ranges(stream_ids, as_of=self._revision)
+        except SbpError as error:
+            if not error.retriable:
+                raise
+            return None  # the caller asks with more patience
+
+    def wait_for_news(self, snapshot: Snapshot) -> None:
+        """Wait until a stream has records behind its tail in a snapshot, but not for long.
+
+        While a server is down, no server is asked to wait: that would delay news of the others.
         """
         items = [FetchItem(each, tail, None, 1) for each, tail in snapshot.tails.items()]
         if 0 < len(items) <= _AWAITED_MAX and not snapshot.away:
@@ -360,10 +223,10 @@ class StreamWatch:
     ) -> Snapshot:
         """Return the streams and their bounds as they are now.
 
-        `known` is how far streams were read, by id. A look that lacks one of them, or shows an end
-        below that, may come of metadata that lag: it is not believed before it was repeated for
-        a while. `believed` was plausible for `known`; where nothing has changed since, that very
-        snapshot is returned. Raises SbpError.
+        `known` maps streams to the offsets up to which they were read. Metadata may lag, so a
+        snapshot without one of these streams, or with an earlier tail, counts only if several looks
+        show the same. `believed` is a snapshot that was plausible for `known`; if nothing has
+        changed since, the same object is returned. Raises SbpError.
         """
         for wait_s in DOUBT_WAITS_S:
             try:
@@ -409,32 +272,30 @@ class StreamWatch:
     def _watch_bounds(self) -> tuple[Mapping[int, StreamInfo], BoundsView]:
         """Return the streams and their bounds.
 
-        As long as the metadata have the revision as of which the streams were found, so are they.
+        The placement driver is asked once. Only if its metadata have another revision than when
+        the streams were found, it is asked which streams have changed.
         """
-        view = self._view
-        if self._streams is not None and view is not None and self._is_current(view):
-            view = self._view = self.looking.watch_bounds(tuple(self._streams), view)
+        known, view = self._streams, None
+        may_become_typed = self._kinds is not None and self._kinds.is_open
+        if known is not None and self._is_current(self._view) and not may_become_typed:
+            view = self._view = self.looking.watch_bounds(tuple(known), self._view)
             if self._is_current(view):
-                return self._streams, view
+                return known, view
         streams = self.streams()
-        self._view = self.looking.watch_bounds(tuple(streams), view)
-        return streams, self._view
+        if view is None or streams is not known or not self._is_current(view):
+            view = self._view = self.looking.watch_bounds(tuple(streams), self._view)
+        return streams, view
 
-    def _is_current(self, view: BoundsView) -> bool:
-        """Whether bounds are of the metadata in which the streams were found, and they suffice.
-
-        That a stream gets a schema does not change the revision.
-        """
-        if self._kinds is not None and self._kinds.is_open:
-            return False
-        return self._revision is not None and view.revision == self._revision
+    def _is_current(self, view: BoundsView | None) -> bool:
+        """Whether bounds are of the metadata in which the streams were found last."""
+        return view is not None and view.revision is not None and view.revision == self._revision
 
     def _select_again(
         self, known: Mapping[int, StreamInfo], changed: Collection[int] | None
     ) -> Mapping[int, StreamInfo]:
-        """Return the streams that are selected now, the same object if they are as `known`.
+        """Return the streams that are selected now, the same object if they are equal to `known`.
 
-        Only streams in `changed` have changed; None: any stream may have.
+        Only streams in `changed` have changed; None: any stream may have changed.
         """
         selection = self._options.selection
         if isinstance(selection, StreamPattern):

@@ -34,7 +34,7 @@ RecordBytesMax = Callable[[Collection[int]], Mapping[int, int]]
 """Returns how many bytes a record of each stream may have, as `Client.record_bytes_max` does."""
 
 ERROR_HEADER: Final = "sbp.error"
-"""Header of a dead letter that says what was wrong with the row."""
+"""Header of a dead letter with the fault of the row."""
 STREAM_HEADER: Final = "sbp.stream"
 """Header of a dead letter with the stream that the row named, its beginning if that is long."""
 _HEADER_BYTES_MAX: Final = 4 * limits.KIB
@@ -44,7 +44,7 @@ KEPT_BYTES_MAX: Final = limits.RECORD_BYTES_MAX - 64 * limits.KIB
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """Rows of a batch, by their index, and what is wrong with them; the stream that they name."""
+    """Rows of a batch, by their index, with their fault and the stream that they name."""
 
     indexes: npt.NDArray[np.int64]
     error: SbpError
@@ -65,7 +65,7 @@ def find_bad_rows(
     stream_ids: StreamIds = 0,
     record_bytes_max: RecordBytesMax = default_record_bytes_max,
 ) -> list[BadRows]:
-    """Return which of some rows of ROWS_SCHEMA the servers of their streams do not accept."""
+    """Return the rows of ROWS_SCHEMA that the servers of their streams do not accept."""
     is_large = rows.nbytes > limits.RECORD_BYTES_MAX // 2
     found = too_large(record_sizes(rows), stream_ids, record_bytes_max) if is_large else []
     wrong = _wrong_headers(rows.column("headers"))
@@ -100,7 +100,7 @@ def too_large(
 
 
 def distinct(bad: Sequence[BadRows]) -> list[BadRows]:
-    """Return the same with each row in the first of those that name it only."""
+    """Return the bad rows with each row once, in the first entry that names it."""
     found: list[BadRows] = []
     claimed = np.zeros(0, dtype=np.int64)
     for each in bad:
@@ -132,9 +132,9 @@ def without(
 
 
 def to_dead_letters(rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
-    """Return bad rows as they are kept, in their order, with headers that say what was wrong.
+    """Return bad rows as dead letters, in their order, with headers that describe the fault.
 
-    Only the headers of a row that is too large are kept, if there is room; times stay as they were.
+    A row that is too large keeps only its headers, if there is room, and its time.
     """
     letters = []
     for row, each in _one_by_one(rows, bad):
@@ -165,7 +165,7 @@ def _plain_rows(records: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
 
 
 def fault_headers(bad: BadRows) -> list[tuple[str, bytes | None]]:
-    """Return the headers that say what is wrong with a row."""
+    """Return the headers that describe the fault of a row."""
     headers: list[tuple[str, bytes | None]] = [(ERROR_HEADER, _cut(str(bad.error)))]
     if bad.stream is not None:
         headers.append((STREAM_HEADER, _cut(bad.stream)))
@@ -335,7 +335,7 @@ def _is_nested_alike(given: pa.Schema, there: pa.Schema) -> bool:
 
 
 def _largest(column: pa.Array) -> int:
-    """Return what a value of the column takes at most, in bytes, beside those of fixed width."""
+    """Return the most bytes of a value of the column, unless its type has a fixed width."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return int(column.nbytes)

@@ -44,7 +44,7 @@ NULL: Final = np.uint64(0xD6E8FEB86659FD93)
 
 
 def mixed(hashes: Hashes) -> Hashes:
-    """Return numbers each bit of which depends on all bits of the one that was given."""
+    """Return each number mixed, so that each bit depends on all bits of the number."""
     found = hashes.copy()
     mix(found, np.empty_like(found))
     return found
@@ -143,7 +143,7 @@ def _sum_values(data: memoryview, starts: _Lengths, lengths: _Lengths) -> Hashes
 
 
 def _sum_part(data: bytes | memoryview, starts: _Lengths, lengths: _Lengths) -> Hashes:
-    """Return the sums of values in these bytes, behind each of which are LONG_BYTES more."""
+    """Return the sums of values in `data`, which has LONG_BYTES more behind each value."""
     sums = np.zeros(len(starts), dtype=np.uint64)
     unfinished: slice | npt.NDArray[np.int64] = slice(None)
     left = lengths
@@ -171,14 +171,14 @@ def _sum_part(data: bytes | memoryview, starts: _Lengths, lengths: _Lengths) -> 
 def _words_at_once(left: _Lengths, longest: int) -> int:
     """Return how many words to gather of values with `left` bytes each, at most `longest`.
 
-    All, unless most of what is gathered would then lie behind their ends.
+    All words, unless most of the gathered words would then lie behind the ends of values.
     """
     mean = int(left.sum()) // len(left)
     return max(-(-(longest if longest <= 2 * mean else mean) // WORD_BYTES), 1)
 
 
 def _clear_behind(words: Hashes, left: _Lengths) -> None:
-    """Make 0 of what is gathered of each value, in a row of words, behind its end."""
+    """Set the gathered bytes behind the end of each value to 0."""
     count = words.shape[1]
     shortest = int(left.min())
     if shortest >= count * WORD_BYTES:
@@ -194,9 +194,9 @@ def _clear_behind(words: Hashes, left: _Lengths) -> None:
 
 
 def _sum_words(words: Hashes, place: int) -> Hashes:
-    """Return the sum of each row of words, the first of which is at this place of its value.
+    """Return the sum of each row of words, whose first word is at `place` of its value.
 
-    Changes them.
+    Changes the words.
     """
     words ^= words >> np.uint64(29)
     sums: Hashes = np.einsum("ij,j->i", words, _PLACE_CONSTANTS[place : place + words.shape[1]])
@@ -349,7 +349,7 @@ def _hash_floats(array: pa.Array) -> Hashes:
 
 
 def _hash_decimals(array: pa.Array) -> Hashes:
-    """Return what is left of each number, not of its digits: 1.5 is 1.50."""
+    """Return remainders of each number, whatever its scale is: 1.5 is 1.50."""
     words = _view(array, np.dtype(f"V{2 * WORD_BYTES}")).view(np.uint64).reshape(-1, 2)
     low, high = words[:, 0], words[:, 1].view(np.int64)
     hashes = np.zeros(len(array), dtype=np.int64)

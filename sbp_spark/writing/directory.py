@@ -1,6 +1,7 @@
 """The streams that rows are written to: found or created by name, and the schemas of typed ones.
 
-Missing streams are created if that is wanted: those that options name before the first row comes.
+Missing streams are created if the options say so. Streams that options name are created before the
+first row comes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from sbp_core.errors import (
 )
 from sbp_core.records import Change, Comparison, StreamSchema, compare_schemas
 from sbp_core.wording import listed
-from sbp_spark.client_pool import Patience, client_for, describe_refs, first_contact
+from sbp_spark.client_pool import Patience, client_for, first_contact
 from sbp_spark.options.sink import SinkOptions
+from sbp_spark.options.sink_targets import Creation
 from sbp_spark.options.stream_selection import FoundStream, StreamRef, find_ids, parse_stream_ref
-from sbp_spark.options.targets import Creation
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -39,13 +40,6 @@ class TypedStream:
 
     name: str
     schema: StreamSchema
-
-
-def check_plain(client: Client, streams: Mapping[int, str], where: str) -> None:
-    """Raise ConfigurationError if any of the streams, named by ids `where`, has a schema."""
-    typed = newest_schemas(client, streams)
-    if typed:
-        raise typed_error([streams[stream_id] for stream_id in typed], where)
 
 
 def typed_error(names: Sequence[str], where: str) -> ConfigurationError:
@@ -140,9 +134,9 @@ def _compare(
 class StreamDirectory:
     """Looks up each name or id once. `where` names the options or columns that have them.
 
-    For plain records a stream with a schema is none that rows can go to. `found` are streams that
-    had these names before: as long as one exists it is the one that is meant. `planned`
-    are known already, by what options call them.
+    Plain records cannot go to a stream with a schema. `found` maps names to the streams that had
+    them before: a name means that stream as long as it exists. `planned` maps the names in the
+    options to ids that are known already.
     """
 
     def __init__(
@@ -161,6 +155,7 @@ class StreamDirectory:
         self._where = where
         self._found = found or {}
         self._ids: dict[str, int] = dict(planned or {})
+        self._seen: dict[int, FoundStream] = {}
         self._faults: dict[str, SbpError] = {}
 
     def maybe_id(self, text: str) -> int | None:
@@ -168,7 +163,7 @@ class StreamDirectory:
         return self._ids.get(text)
 
     def fault(self, text: str) -> SbpError:
-        """Return what is wrong with a name or id that was looked up."""
+        """Return the fault of a name or id that was looked up."""
         return self._faults[text]
 
     def ids_of(self, texts: Sequence[str]) -> list[int]:
@@ -178,6 +173,12 @@ class StreamDirectory:
             if text in self._faults:
                 raise self._faults[text]
         return [self._ids[text] for text in texts]
+
+    def find(self, texts: Sequence[str]) -> dict[str, FoundStream]:
+        """Return streams that have to exist, by their names or ids. Raises SbpError."""
+        return {
+            text: self._seen[each] for text, each in zip(texts, self.ids_of(texts), strict=True)
+        }
 
     def look_up(self, texts: Iterable[str], where: str | None = None) -> None:
         """Find out about names and ids that were not looked up before, in as few calls as can be.
@@ -217,6 +218,7 @@ class StreamDirectory:
         """Return the ids of those streams that exist."""
         found = [self._found[ref.text].stream_id for ref in refs if ref.text in self._found]
         infos = self._client.find_streams([*(ref.key for ref in refs), *found])
+        self._seen |= {info.stream_id: FoundStream.of(info) for info in infos}
         ids = find_ids(infos, self._found)
         return {ref.text: ids[ref.text] for ref in refs if ref.text in ids}
 
@@ -231,7 +233,7 @@ class StreamDirectory:
 
 
 def create_missing(client: Client, refs: Iterable[StreamRef], creation: Creation) -> None:
-    """Create the streams that are given by name; those that exist, or that others create, stay.
+    """Create the streams that are given by name, unless they exist by now.
 
     Logs a warning if they get fewer replicas than they are to have. Raises SbpError.
     """
@@ -245,41 +247,36 @@ def create_missing(client: Client, refs: Iterable[StreamRef], creation: Creation
         _LOG.warning("streams %s: %s", listed([each.label for each in created]), missing)
 
 
-def find_targets(
-    options: SinkOptions, schema: StreamSchema | None = None
-) -> dict[str, FoundStream]:
-    """Return the streams that options name, by what they call them.
+def find_targets(options: SinkOptions) -> dict[str, FoundStream]:
+    """Return the streams that options name, by the text of the option.
 
-    Those that do not exist are created, if that is wanted. Columns of a schema have to fit into
-    those of the streams, which may get theirs now, and plain records need streams without one.
-    Raises SbpError, also where no stream is named and the endpoint does not answer.
+    Missing streams are created if the options say so. The stream of dead letters must be plain.
+    Raises SbpError, also if no stream is named and the endpoint does not answer.
     """
     with first_contact(options.servers) as client:
         client.metadata_changes()
-    option = "streams" if len(options.targets.refs) > 1 else "stream"
-    targets = _named(options, options.targets.refs, option)
-    letters = _named(options, list(filter(None, [options.bad_records.dead_letters])), "onBadRecord")
-    with first_contact(options.servers) as client:
-        check_plain(client, _by_id(letters), ON_BAD_RECORD)
-        if schema is None or options.columns is None:
-            check_plain(client, _by_id(targets), f"option {option}")
-            return targets | letters
-        both = [repr(name) for name, each in targets.items() if each in letters.values()]
-        if both:
-            raise ConfigurationError(
-                f"option onBadRecord: stream {listed(both)} is for columns, but dead letters are"
-                " plain records; name another stream"
-            )
-        may_change = options.columns.is_merging
-        evolve_streams(client, _by_id(targets), schema, may_change=may_change)
-        return targets | letters
+    client = client_for(options.servers, Patience.RUNNING)
+    has_columns = options.columns is not None
+    where = options.targets.where
+    directory = StreamDirectory(client, options.creation, where, is_for_columns=has_columns)
+    targets = directory.find([ref.text for ref in options.targets.refs])
+    ref = options.bad_records.dead_letters
+    of_letters = StreamDirectory(client, options.creation, ON_BAD_RECORD)
+    letters = {} if ref is None else of_letters.find([ref.text])
+    both = [repr(name) for name, each in targets.items() if each in letters.values()]
+    if both and has_columns:
+        raise ConfigurationError(
+            f"option onBadRecord: stream {listed(both)} is for columns, but dead letters are"
+            " plain records; name another stream"
+        )
+    return targets | letters
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTargets:
-    """The streams that options name, as a plan found them: its tasks need not ask again.
+    """The streams that options name, as a plan found them, so that tasks need not ask again.
 
-    `ids` are by what options call the streams; `typed` are those that columns go to, by id.
+    `ids` maps names in the options to ids; `typed` maps ids of streams for columns to them.
     """
 
     ids: Mapping[str, int]
@@ -302,32 +299,15 @@ def plan_targets(options: SinkOptions, schema: StreamSchema | None = None) -> Pl
     )
     texts = [ref.text for ref in refs]
     ids = dict(zip(texts, directory.ids_of(texts), strict=True))
-    if schema is None or options.columns is None:
+    if schema is None:
         return PlannedTargets(ids, {})
+    assert options.columns is not None
     names = {stream_id: text for text, stream_id in ids.items()}
     typed = evolve_streams(client, names, schema, may_change=options.columns.is_merging)
     return PlannedTargets(ids, typed)
 
 
-def purpose_of(options: SinkOptions, schema: StreamSchema | None = None) -> str:
+def purpose_of(options: SinkOptions) -> str:
     """Return a text that differs between sinks for which `find_targets` differs."""
     named = (options.targets.refs, options.bad_records.dead_letters, options.creation)
-    fingerprint = schema and schema.fingerprint
-    return repr((named, options.delivery.delivery, options.columns, fingerprint))
-
-
-def _named(options: SinkOptions, refs: Sequence[StreamRef], option: str) -> dict[str, FoundStream]:
-    """Return the streams that an option names; they are created if need be."""
-    try:
-        infos = describe_refs(options.servers, refs, option, is_sink=True)
-    except NotFoundError:
-        if options.creation is None:
-            raise
-        patient = client_for(options.servers, Patience.RUNNING)
-        create_missing(patient, refs, options.creation)
-        infos = describe_refs(options.servers, refs, option, is_sink=True)
-    return {ref.text: FoundStream.of(info) for info, ref in zip(infos, refs, strict=True)}
-
-
-def _by_id(named: Mapping[str, FoundStream]) -> dict[int, str]:
-    return {each.stream_id: name for name, each in named.items()}
+    return repr((named, options.columns is not None))

@@ -54,11 +54,11 @@ class RowsPayload:
         return to_rows(batch)
 
     def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
-        """Return which rows the servers of their streams do not accept."""
+        """Return the rows that the servers of their streams do not accept."""
         return find_bad_rows(rows, stream_ids, self._record_bytes_max)
 
     def to_dead_letters(self, rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
-        """Return bad rows with headers that say what was wrong."""
+        """Return bad rows with headers that describe the fault."""
         return to_dead_letters(rows, bad)
 
     def digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> int:
@@ -72,12 +72,12 @@ class RowsPayload:
         yield from split_rows(fill_times(rows, now_us), stream_ids)
 
     def make_builder(self, stream_id: int) -> RowsBuilder:
-        """Return what makes record batches for a stream."""
+        """Return the builder of record batches for a stream."""
         return rows_builder(stream_id, self._batching)
 
 
 def rows_builder(stream_id: int, batching: Batching) -> RowsBuilder:
-    """Return what makes record batches of plain records for a stream, which `find_bad` admitted."""
+    """Return the builder of plain record batches for a stream. `find_bad` has checked the sizes."""
     return RowsBuilder(
         stream_id,
         target_bytes=batching.target_bytes,
@@ -110,7 +110,7 @@ def fill_times(rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
 
 
 class ColumnsPayload:
-    """Columns of the schema `given`; `streams` are those that they may go to."""
+    """Columns of the schema `given`; `streams` are their possible targets."""
 
     def __init__(
         self,
@@ -137,11 +137,11 @@ class ColumnsPayload:
         return pa.RecordBatch.from_arrays(columns, schema=self._given)
 
     def find_bad(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> list[BadRows]:
-        """Return which rows their streams do not take."""
+        """Return the rows that their streams do not take."""
         return find_bad_columns(rows, stream_ids, self._streams, self._record_bytes_max)
 
     def to_dead_letters(self, rows: pa.RecordBatch, bad: Sequence[BadRows]) -> pa.RecordBatch:
-        """Return bad rows as JSON, with headers that say what was wrong."""
+        """Return bad rows as JSON, with headers that describe the fault."""
         return columns_to_dead_letters(rows, bad)
 
     def digest(self, rows: pa.RecordBatch, stream_ids: StreamIds) -> int:
@@ -161,7 +161,7 @@ class ColumnsPayload:
                 raise
 
     def make_builder(self, stream_id: int) -> BatchBuilder:
-        """Return what makes record batches for a stream; of dead letters plain records are made."""
+        """Return the builder of record batches for a stream; dead letters are plain records."""
         if stream_id not in self._streams:
             return rows_builder(stream_id, self._batching)
         return ColumnsBuilder(
@@ -188,13 +188,14 @@ def make_payload(
     schema: StreamSchema | None,
     planned: Mapping[int, TypedStream] | None = None,
 ) -> Payload:
-    """Return what makes record batches of a DataFrame of this schema; None for plain records.
+    """Return the payload for a DataFrame of this schema; None for plain records.
 
-    The streams that were `planned` take its columns. Raises SbpError.
+    `planned` are the streams whose schemas fit already. Raises SbpError.
     """
-    columns = options.columns
-    if schema is None or columns is None:
+    if schema is None:
         return RowsPayload(options.batching, record_bytes_max=client.record_bytes_max)
+    columns = options.columns
+    assert columns is not None
     streams = planned or evolve_streams(
         client, router.option_streams(), schema, may_change=columns.is_merging
     )

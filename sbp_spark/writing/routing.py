@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from sbp_core.errors import ConfigurationError
 from sbp_spark.options.declaring import INT64_MAX
-from sbp_spark.options.targets import Routing, Targets
+from sbp_spark.options.sink_targets import Routing, Targets
 from sbp_spark.writing.bad_records import BadRows, StreamIds
 from sbp_spark.writing.directory import StreamDirectory
 
@@ -65,7 +65,7 @@ class RowRouter:
         return int.from_bytes(blake2b(id_bytes, digest_size=7).digest(), "little") + 1
 
     def route(self, batch: pa.RecordBatch, rows: pa.RecordBatch) -> Routed:
-        """Return the streams of `rows`, which are those of Spark's `batch`.
+        """Return the streams of `rows`, the converted rows of Spark's `batch`.
 
         Raises SbpError where an option names a stream that does not exist.
         """

@@ -18,11 +18,11 @@ from sbp_spark.spark_internals.task_log import LOG
 
 
 class StagedAppend:
-    """Stages in a transaction, until it is dropped, if it `may_end`.
+    """Stages batches in a transaction. If it `may_end`, batches after its end are dropped.
 
-    A staging is dropped when its batch is decided, or the placement driver has given it up. Both
-    are recorded there first: so a commit that names it is a replay or is refused, and publishes
-    nothing.
+    A transaction ends when its batch is decided, or when the placement driver has given it up. The
+    placement driver records both first, so a later commit of the transaction is a replay or is
+    refused, and publishes nothing.
     """
 
     def __init__(self, client: Client, transaction: Transaction, *, may_end: bool) -> None:
@@ -50,7 +50,7 @@ class StagedAppend:
             self._end(error)
 
     def close(self) -> None:
-        """Give up what is not staged."""
+        """Give up batches that are not staged."""
         self._appender.close()
 
     def _end(self, error: TxnEndedError) -> None:
@@ -61,9 +61,9 @@ class StagedAppend:
 
 
 class PlainAppend:
-    """Appends as a writer of its own, so that what is sent again is there once.
+    """Appends batches as a numbered writer, so that a batch that is sent again is stored once.
 
-    At a server that knows no writers it may be there twice.
+    A server that knows no writers may store it twice.
     """
 
     def __init__(self, client: Client) -> None:
@@ -87,7 +87,7 @@ class PlainAppend:
             self._appender.finish()
 
     def close(self) -> None:
-        """Give up what is not appended."""
+        """Give up batches that are not appended."""
         self._appender.close()
 
     def _go_on_without_numbers(self, error: UnsupportedError) -> None:
@@ -114,7 +114,7 @@ PACE: Final = SendingPace()
 
 
 class Builders:
-    """The record batches being built, one per stream; what waits is bounded over all of them."""
+    """The record batches being built, one per stream; the waiting bytes of all are bounded."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 Batches of rows go through `payload` (converted), `routing` (to which streams), `bad_records`
 (those that cannot be written) and `sending` (batched and appended, or staged). On the driver,
-`committing` makes one decision for what all the tasks have staged.
+`batch_commit` makes one decision for what all the tasks have staged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sbp_core.failpoints import failpoint
 from sbp_core.records import BatchBuilder, StreamSchema
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.sink import BatchKey, Delivery, SinkOptions
-from sbp_spark.options.targets import OnBadRecord
+from sbp_spark.options.sink_targets import OnBadRecord
 from sbp_spark.reporting import plain_errors
 from sbp_spark.spark_internals.task_log import LOG, run_id, task_ids
 from sbp_spark.writing.bad_records import (
@@ -39,7 +39,7 @@ from sbp_spark.writing.bad_records import (
     log_bad_rows,
     without,
 )
-from sbp_spark.writing.committing import (
+from sbp_spark.writing.batch_commit import (
     IncompleteWriteError,
     StagedMessage,
     WrittenMessage,
@@ -108,14 +108,14 @@ def write_rows(
     impatient: Client | None = None,
     planned: PlannedTargets | None = None,
 ) -> WrittenMessage:
-    """Write all rows of a task, those of one stream in their order; return when acknowledged.
+    """Write all rows of a task, in order within each stream; return when they are acknowledged.
 
-    Without `staged_for` they are readable at once. Otherwise they are staged in a transaction of
-    their own: if servers drop it early, as they may in a replay, the rest is only counted and
-    digested, and the commit reports why it was dropped. If anything fails it is given up at once,
-    by the `impatient` client if there is one: a failed task is over soon. With a schema the rows
-    are columns of it, without one plain records. `planned` are the streams of the options, if the
-    plan has found them. Raises SbpError.
+    Without `staged_for` the rows are readable at once. Otherwise they are staged in a transaction
+    of their own. If servers end the transaction early, as in a replay, the other rows are only
+    counted and digested, and the commit reports the reason. If anything fails, the transaction is
+    given up at once, by the `impatient` client if there is one: a failed task is over soon. With a
+    schema the rows are columns, without one plain records. `planned` are the streams of the
+    options, if the plan has found them. Raises SbpError.
     """
     if staged_for is None:
         with Sender(PlainAppend(client), pace) as sender:
@@ -153,7 +153,7 @@ def write_rows(
 
 
 class _TaskWrite:
-    """The rows of a task on their way, with the counts of what became of them."""
+    """The rows of a task on their way to streams, with their counts."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class _TaskWrite:
         )
 
     def target_ids(self) -> list[int]:
-        """Return the streams that options name or rows were for, not that of dead letters."""
+        """Return the streams that options name or that rows went to, without dead letters."""
         return sorted(self._target_ids.union(self._router.option_ids().tolist()))
 
     @cached_property
@@ -278,7 +278,7 @@ def _now_us() -> int:
 
 
 class _Sink:
-    """The part that both writers share. With a schema columns are written, else plain records.
+    """The common part of both writers. With a schema columns are written, else plain records.
 
     Spark pickles a writer for the tasks, and makes another one for each commit of a stream: only
     messages go from one to the other.
@@ -394,7 +394,7 @@ class SbpStreamWriter(_Sink, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Make the rows readable. May be called again for the same micro-batch.
 
-        Raises IncompleteWriteError unless each task reported what it wrote.
+        Raises IncompleteWriteError unless each task reported its writes.
         """
         _check_reported(messages, batchId)
         if not self._is_exactly_once:
@@ -420,7 +420,7 @@ def give_up_earlier_runs(client: Client, now: StagedFor, *, overlap_ms: int = _O
 
     Their tasks were killed, or their commits never came: servers would keep the rows for a day.
     Younger stagings than `overlap_ms` are left alone: a run that is just being stopped
-    must not give up what the next run stages.
+    must not give up stagings of the next run.
     """
     try:
         known = client.describe_txns(now.key.producer)
@@ -449,7 +449,7 @@ def running_batch(ids: Mapping[str, str], generation: int = 0) -> BatchKey:
 
 
 def _check_reported(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-    """Raise IncompleteWriteError if a task did not report what it wrote.
+    """Raise IncompleteWriteError if a task did not report its writes.
 
     With a continuous trigger Spark gives no row to a sink in Python, and commits epochs in which no
     task did. It only logs what their commit raises, and would let the query run on. The query fails

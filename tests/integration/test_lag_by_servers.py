@@ -62,4 +62,4 @@ def test_without_servers_a_listener_reports_the_progress(caplog, streams):
     listener = LagListener("127.0.0.1:1", lambda _, found: reports.append(found))
     listener.onQueryProgress(SimpleNamespace(progress=progress((streams[0], 20))))
     assert reports == [[StreamLag(streams[0], 20, 0)]]
-    assert "lag is that of the query's progress" in caplog.text
+    assert "lag is taken from the query's progress" in caplog.text

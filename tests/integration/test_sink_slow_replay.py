@@ -11,7 +11,7 @@ import pytest
 from sbp_core.client import Client
 from sbp_core.errors import TxnAbortedError
 from sbp_spark.options.sink import BatchKey, OnReplayMismatch, parse_sink_options
-from sbp_spark.writing.committing import commit_staged
+from sbp_spark.writing.batch_commit import commit_staged
 from sbp_spark.writing.sending import SendingPace
 from sbp_spark.writing.sinks import StagedFor, write_rows
 from tests.support.appends import letters_of, one_driven_stream

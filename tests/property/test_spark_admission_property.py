@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_spark.streaming.trigger import admit
+from sbp_spark.streaming.admission import admit
 
 offsets = st.integers(0, 50)
 stream_ids = st.integers(0, 2**63 - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sbp_spark.streaming.trigger import (
+from sbp_spark.streaming.pace import (
     GROWTH_MIN,
     LATE,
     RECORDS_FIRST,

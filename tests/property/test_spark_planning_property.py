@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_spark.reading.offsets import Interval
-from sbp_spark.reading.planning import StreamSpan, cover, plan_partitions
+from sbp_spark.reading.partition_planning import StreamSpan, cover, plan_partitions
 
 
 @dataclass(frozen=True)

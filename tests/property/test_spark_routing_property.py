@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_spark.options.targets import Routing
+from sbp_spark.options.sink_targets import Routing
 from sbp_spark.writing.directory import StreamDirectory
 from sbp_spark.writing.payload import to_rows
 from sbp_spark.writing.routing import NO_STREAM, RowRouter, split_rows

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.records import encode_statistics, map_columns, may_match
-from sbp_spark.filtering.bounds import bounds_of
 from sbp_spark.filtering.matching import matching
 from sbp_spark.filtering.parser import parse_condition
 from sbp_spark.filtering.resolving import row_filter
+from sbp_spark.filtering.value_bounds import bounds_of
 from tests.support.data.conditions import ROW_TYPES, random_condition, random_rows
 
 STATS_COLUMNS = [*(name for name in ROW_TYPES if name != "place"), "place.city", "place.level"]

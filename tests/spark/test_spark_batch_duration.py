@@ -9,7 +9,7 @@ import pytest
 
 from sbp_core.client import Client, StreamSpec
 from sbp_core.cluster import LocalCluster
-from sbp_spark.streaming.trigger import RECORDS_FIRST, RECORDS_MIN
+from sbp_spark.streaming.pace import RECORDS_FIRST, RECORDS_MIN
 from tests.support.clock import until
 from tests.support.machines import RangeServerProcess
 from tests.support.spark import Sbp, append_values, batch_sizes, numbered

@@ -85,19 +85,6 @@ def test_columns_are_chosen_by_a_schema(sbp, stream):
     assert "replica_count int" in str(raised.value)
 
 
-def test_options_about_records_are_refused(sbp):
-    with pytest.raises(PySparkException) as raised:
-        load_table(sbp, "topics", streams="a", includeHeaders="true", grup="b")
-    for expected in (
-        "4 faults",
-        "table is 'topics'",
-        "streams is given",
-        "includeHeaders",
-        "'grup'",
-    ):
-        assert expected in str(raised.value)
-
-
 def test_tables_are_for_batches(sbp, stream, tmp_path):
     streaming = sbp.spark.readStream.format("sbp")
     frame = streaming.options(endpoint=sbp.endpoint, table="streams").load()

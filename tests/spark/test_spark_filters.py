@@ -229,40 +229,7 @@ def test_spark_reads_all_of_a_frame_with_the_filters_of_the_last_query(filtering
     assert frame.count() == 3, "Spark plans again: filters can be used, see the head of this module"
 
 
-def test_spark_reads_all_parts_of_a_query_with_the_filters_of_one(filtering):
-    frame = filtering()
-    parts = frame.where("id > 6").unionAll(frame.where("id > 8"))
-    assert parts.count() != 4, "Spark plans each: filters can be used, see the head of this module"
-    apart = filtering().where("id > 6").unionAll(filtering().where("id > 8"))
-    assert apart.count() == 4
-
-
 def test_spark_refuses_a_source_that_uses_filters_unless_they_are_pushed_down(spark, filtering):
     frame = filtering()
     with pushed_down(spark, is_on=False), pytest.raises(PySparkException, match=PUSH_DOWN):
         frame.count()
-
-
-def test_spark_reads_a_table_with_the_options_of_one_of_its_uses(spark, filtering):
-    spark.sql("CREATE TABLE filters_table USING filtering")
-    try:
-        part, whole = "SELECT * FROM filters_table WITH (low '7')", "SELECT * FROM filters_table"
-        assert [spark.sql(each).count() for each in (part, whole)] == [3, 10]
-        assert spark.sql(f"{part} UNION ALL {whole}").count() != 13
-        assert spark.sql(part).unionAll(spark.sql(whole)).count() == 13
-        for view, low in (("filters_part", 7), ("filters_whole", 0)):
-            spark.sql(
-                f"CREATE OR REPLACE TEMPORARY VIEW {view} USING filtering OPTIONS (low '{low}')"
-            )
-        views = "SELECT * FROM filters_part UNION ALL SELECT * FROM filters_whole"
-        assert spark.sql(views).count() == 13
-    finally:
-        spark.sql("DROP TABLE filters_table")
-
-
-def test_spark_hands_times_to_python_that_it_cannot_have(sbp, new_streams):
-    (stream,) = new_streams(1)
-    frame = sbp.load(stream).where("timestamp < timestamp'+20000-01-01'")
-    assert frame.count() == 0
-    with pushed_down(sbp.spark), pytest.raises(PySparkException, match="OverflowError"):
-        frame.where("offset > 0").count()

@@ -90,12 +90,6 @@ def test_a_streaming_query_reports_its_faults_at_its_start(sbp, stream, tmp_path
         check_message(raised, parts)
 
 
-def test_columns_that_cannot_be_written(sbp, stream):
-    with pytest.raises(PySparkException) as raised:
-        sbp.save(sbp.load(stream).selectExpr("value", "1 as price"), stream=stream)
-    check_message(raised, "column price (int) would be lost")
-
-
 def test_rows_that_name_no_stream(sbp, stream):
     with pytest.raises(PySparkException) as raised:
         sbp.save(sbp.load(stream).selectExpr("value", "'no name' as stream"))

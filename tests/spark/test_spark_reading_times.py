@@ -76,16 +76,3 @@ def test_a_query_starts_at_a_time_and_ends_at_another(sbp, new_streams, client, 
     assert end.streams[info.stream_id].end_offset == 9
     sbp.copy(sbp.load_stream(stream).select("value"), copy, checkpoint)
     assert sbp.values(copy) == numbered(5, 12)
-
-
-def test_a_relative_start_does_not_move_with_a_restart(sbp, new_streams, client, checkpoint):
-    """Started again, -1ms would leave out all that came before."""
-    stream, copy = new_streams(2)
-    append_in_groups(client, stream, (0, 5))
-    options = {"startingTimestamp": "-1ms"}
-    frame = sbp.load_stream(stream, **options).select("value")
-    sbp.copy(frame, copy, checkpoint)
-    before = len(sbp.values(copy))
-    append_in_groups(client, stream, (5, 8), (8, 9))
-    sbp.copy(frame, copy, checkpoint)
-    assert sbp.values(copy)[before:] == numbered(5, 9)

@@ -77,25 +77,6 @@ def test_a_column_routes_rows_to_many_streams(sbp, new_streams, client):
     }
 
 
-def test_starts_and_ends_of_a_batch(sbp, new_streams, client):
-    first, second = new_streams(2)
-    append_values(client, first, numbered(0, 100))
-    append_values(client, second, numbered(0, 5))
-    (info,) = client.describe_streams([second])
-
-    def offsets(**options):
-        rows = sbp.load(first, second, **options).orderBy("stream_id", "offset").collect()
-        return [(row.stream, row.offset) for row in rows]
-
-    ends = f'{{"{first}": 3, "{info.stream_id}": -1}}'
-    assert offsets(endingOffsets=ends) == [
-        *((first, n) for n in range(3)),
-        *((second, n) for n in range(5)),
-    ]
-    assert offsets(startingOffsets="-2") == [(first, 98), (first, 99), (second, 3), (second, 4)]
-    assert offsets(startingOffsets="-7", endingOffsets="-6") == [(first, 93)]
-
-
 def test_a_batch_of_all_streams_that_match_and_by_path(sbp, client):
     client.create_streams([StreamSpec("match-1"), StreamSpec("match-2"), StreamSpec("a-match-3")])
     for name in ("match-1", "match-2", "a-match-3"):
@@ -130,16 +111,6 @@ def test_a_batch_is_a_snapshot(sbp, new_streams, client):
     assert sbp.load(stream).count() == 5
 
 
-def test_sql_reads_a_stream(sbp, new_streams, client):
-    (stream,) = new_streams(1)
-    append_values(client, stream, numbered(0, 3))
-    sbp.spark.sql(
-        "create or replace temporary view log using sbp"
-        f" options (endpoint '{sbp.endpoint}', streams '{stream}')"
-    )
-    assert sbp.spark.sql("select sum(offset) from log").collect()[0][0] == 3
-
-
 @pytest.mark.parametrize("count", [1_000_000])
 def test_a_million_small_records(sbp, new_streams, count):
     (stream,) = new_streams(1)
@@ -148,17 +119,3 @@ def test_a_million_small_records(sbp, new_streams, count):
     sums = "count(*)", "sum(offset)", "sum(cast(cast(value as string) as bigint))"
     row = sbp.load(stream).selectExpr(*sums).collect()[0]
     assert tuple(row) == (count, count * (count - 1) // 2, count * (count - 1) // 2)
-
-
-def test_large_records(sbp, new_streams):
-    (stream,) = new_streams(1)
-    written = sbp.spark.range(12).selectExpr("repeat(char(65 + id), 3000000 + id) as value")
-    sbp.save(written, stream=stream)
-    read = sbp.load(stream).selectExpr("cast(value as string) as value")
-    digest = "sha2(value, 256) as digest"
-    assert_df_equality(
-        read.selectExpr(digest),
-        written.selectExpr(digest),
-        ignore_row_order=True,
-        ignore_nullable=True,
-    )

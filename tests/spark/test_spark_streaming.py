@@ -56,18 +56,6 @@ def test_available_now_copies_everything_once(sbp, new_streams, client, checkpoi
     assert sorted(tails.values()) == [200, 300]
 
 
-def test_bytes_and_records_per_trigger(sbp, new_streams, client, checkpoint):
-    (stream,) = new_streams(1)
-    for start in range(0, 100, 10):
-        append_values(client, stream, [b"%07d" % n + b"x" * 993 for n in range(start, start + 10)])
-    collected = run(sbp.load_stream(stream, maxBytesPerTrigger="20k"), checkpoint)
-    sizes = [len(batch) for batch in collected.batches.values()]
-    assert sum(sizes) == 100
-    assert max(sizes) <= 20
-    assert min(sizes[:-1]) >= 15
-    assert [int(value[:7]) for value in collected.values] == list(range(100))
-
-
 @pytest.mark.spark_feature("trigger `once`")
 def test_once_takes_everything_whatever_the_limits_are(sbp, new_streams, client, checkpoint):
     stream, copy = new_streams(2)
@@ -88,30 +76,6 @@ def test_a_crash_in_the_first_batch_loses_nothing(sbp, new_streams, client, chec
     run(frame, checkpoint, fails=True)
     append_values(client, stream, numbered(105, 110))
     assert run(frame, checkpoint).values == numbered(100, 110)
-    assert run(frame, checkpoint).values == []
-
-
-def test_a_crash_in_a_later_batch_replays_it_exactly(sbp, new_streams, client, checkpoint):
-    (stream,) = new_streams(1)
-    frame = sbp.load_stream(stream, maxRecordsPerTrigger="7")
-    append_values(client, stream, numbered(0, 5))
-    assert run(frame, checkpoint).values == numbered(0, 5)
-    append_values(client, stream, numbered(5, 25))
-    run(frame, checkpoint, fails=True)
-    append_values(client, stream, numbered(25, 30))
-    replayed = run(frame, checkpoint)
-    assert [len(batch) for batch in replayed.batches.values()] == [7, 7, 7, 4]
-    assert replayed.values == numbered(5, 30)
-    assert run(frame, checkpoint).values == []
-
-
-def test_a_query_ends_at_its_ending_offsets(sbp, new_streams, client, checkpoint):
-    (stream,) = new_streams(1)
-    append_values(client, stream, numbered(0, 10))
-    frame = sbp.load_stream(stream, startingOffsets="-4", endingOffsets=f'{{"{stream}": 12}}')
-    assert run(frame, checkpoint).values == numbered(6, 10)
-    append_values(client, stream, numbered(10, 20))
-    assert run(frame, checkpoint).values == numbered(10, 12)
     assert run(frame, checkpoint).values == []
 
 
@@ -151,19 +115,6 @@ def test_trimmed_records_fail_a_query_or_are_reported(sbp, new_streams, client, 
     assert lost == [{str(info.stream_id): [[5, 12]]}] * len(lost) != []
     rows = sbp.load(stream, startingOffsets=f'{{"{stream}": 3}}', failOnDataLoss="false")
     assert rows.count() == 8
-
-
-def test_a_stream_that_was_created_again_is_read_from_its_start_if_that_is_no_failure(
-    sbp, new_streams, client, checkpoint
-):
-    (stream,) = new_streams(1)
-    append_values(client, stream, numbered(0, 5))
-    run(sbp.load_stream(stream), checkpoint)
-    client.delete_streams([stream])
-    client.create_streams([StreamSpec(stream)])
-    append_values(client, stream, numbered(5, 20))
-    recreated = sbp.load_stream(stream, startingOffsets="latest", failOnDataLoss="report")
-    assert run(recreated, checkpoint).values == numbered(5, 20)
 
 
 @pytest.mark.spark_feature("output mode `complete`", works=False)

@@ -6,7 +6,6 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
 
 from sbp_spark.filtering.matching import matching
 from sbp_spark.filtering.parser import KEYWORDS, RefusedError, parse_condition
@@ -156,18 +155,3 @@ def test_a_query_skips_batches_and_keeps_offsets(sbp, clustered):
         sbp.load(clustered).where(where).agg({"id": "sum", "*": "count"}).collect()
     )
     assert found.where("_metadata.offset != id").count() == 0
-
-
-def test_columns_that_can_have_no_statistics_are_refused(sbp, clustered):
-    rows = sbp.spark.range(1).selectExpr("cast(id as int) as day", "array(1) as tags")
-    with pytest.raises(PySparkException, match="column dya does not exist; did you mean day"):
-        sbp.save(rows, stream=clustered, encoding="columns", statsColumns="dya")
-    with pytest.raises(PySparkException, match="statsColumns is given without encoding=columns"):
-        sbp.save(rows, stream=clustered, statsColumns="day")
-
-
-def test_a_wrong_condition_is_refused_when_a_source_is_loaded(sbp, versions):
-    with pytest.raises(PySparkException, match=r"where has \( at.*df\.where"):
-        sbp.load(versions, where="upper(name) = 'A'")
-    with pytest.raises(PySparkException, match="column prise does not exist; did you mean price"):
-        sbp.load(versions, where="prise > 1")

@@ -121,7 +121,8 @@ class FakeCluster:
         bounds = {each.stream_id: each for each in self.stream_bounds(stream_ids)}
         if any(self.ranges_ahead(each, each.next_offset)[-1][-1] for each in bounds.values()):
             raise ConnectError("scripted")
-        return earlier if earlier and earlier.bounds == bounds else BoundsView(bounds)
+        now = BoundsView(bounds, None, self.revision)
+        return earlier if earlier == now else now
 
     def _away_servers(self):
         return {f"rs{each}:1" if isinstance(each, int) else each for each in self.away}

@@ -38,12 +38,12 @@ from sbp_core.records import (
     encoding_of,
     merge_schemas,
 )
-from sbp_spark.options.endpoints import Endpoint, Servers
+from sbp_spark.options.endpoints import Servers
 from sbp_spark.options.sink import SinkOptions
+from sbp_spark.options.sink_targets import Targets
 from sbp_spark.options.stream_selection import StreamRef
-from sbp_spark.options.targets import Targets
 
-SERVERS = Servers((Endpoint("pd", 1),))
+SERVERS = Servers(("pd:1",))
 STREAM_COUNT = 100
 
 

@@ -18,7 +18,7 @@ IMPURE = {"time", "random", "socket", "open", "os.open"}
 """Clock, chance, network and files enter the servers and the log by ports that tests replace."""
 PORTS = {Path("sbp_core/log/disk.py"), Path("sbp_core/pd/metadata/data_dir.py")}
 
-MAY_PRINT = ("sbp_core/cli", "sbp_spark/java.py")
+MAY_PRINT = ("sbp_core/cli", "sbp_spark/operations/java_homes.py")
 
 
 def find(paths: list[Path], forbidden: set[str]) -> list[str]:

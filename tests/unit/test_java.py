@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sbp_core.errors import ConfigurationError
-from sbp_spark import java
+from sbp_spark.operations import java_homes as java
 
 
 def write_script(path: Path, text: str) -> Path:

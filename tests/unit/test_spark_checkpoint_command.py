@@ -233,7 +233,7 @@ def test_an_interrupted_rewind_leaves_what_spark_could_have_left(tmp_path, monke
     """At any step the last batch alone may lack a commit, and commits have offsets."""
     from pathlib import Path
 
-    from sbp_spark.checkpoint.files import carry_out, open_checkpoint, plan_rewind
+    from sbp_spark.operations.checkpoint_files import carry_out, open_checkpoint, plan_rewind
 
     folder = write_checkpoint(tmp_path / "checkpoint", *THREE, committed=3)
     rename, left = Path.rename, [done]
@@ -295,7 +295,7 @@ def test_a_rewind_takes_all_sources_back(run, tmp_path):
 
 
 def test_a_query_that_runs_on_is_noticed(folder):
-    from sbp_spark.checkpoint.files import carry_out, open_checkpoint, plan_rewind
+    from sbp_spark.operations.checkpoint_files import carry_out, open_checkpoint, plan_rewind
 
     plan = plan_rewind(open_checkpoint(str(folder)), 0)
     shutil.copy(folder / "commits" / "1", folder / "commits" / "2")

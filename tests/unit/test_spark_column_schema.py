@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 from sbp_core.errors import ConfigurationError
 from sbp_spark.column_schema import METADATA_FIELD, without_metadata, written_columns
 from sbp_spark.logical_types import logical_spark_schema
-from sbp_spark.options.targets import ColumnOptions
+from sbp_spark.options.sink_targets import ColumnOptions
 from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
 
 

@@ -21,17 +21,17 @@ from sbp_core.records import (
 )
 from sbp_spark.column_schema import METADATA_FIELD
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.options.endpoints import Endpoint, Servers
+from sbp_spark.options.endpoints import Servers
 from sbp_spark.reading.input_partitions import decode_chunks
 from sbp_spark.reading.layout import ColumnsLayout, RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import source_schema
 from tests.support.data.typed import rows_in, schema_of, versions_of
 from tests.support.spark import chunk_of, numbered, rows_of
 
-SERVERS = Servers((Endpoint("nowhere", 1),))
+SERVERS = Servers(("nowhere:1",))
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 METADATA = logical_arrow_schema(StructType([METADATA_FIELD])).field(0)
 FIRST = schema_of(id=pa.int32(), name=pa.string())

@@ -25,7 +25,8 @@ def cluster(monkeypatch):
 def committing_reader(cluster, streams="a,b", *, wait_s=60, pacing=None, **options):
     """A reader from the first record on, that waits for each commit unless `wait_s` is short."""
     query = reader(streams, **START | options)
-    query._commits = Commits(cluster, query._options().commits, wait_s=wait_s, **(pacing or {}))
+    run = query._run
+    run.commits = Commits(cluster, run.options.commits, wait_s=wait_s, **(pacing or {}))
     return query
 
 
@@ -156,7 +157,7 @@ def messages(caplog):
 
 
 def wait_for_the_attempt(query):
-    for teller in (query._commits._cursors, query._commits._trimming):
+    for teller in (query._run.commits._cursors, query._run.commits._trimming):
         if teller is not None and teller._thread is not None:
             teller._thread.join()
 
@@ -174,9 +175,9 @@ def test_cursors_do_not_wait_for_a_trim(cluster):
     for tail in (60, 70, 80):
         cluster.streams["a"][3] = tail
         end, _ = next_batch(query, end)
-        query._commits._cursors._thread.join()
+        query._run.commits._cursors._thread.join()
     next_batch(query, end)
-    query._commits._cursors._thread.join()
+    query._run.commits._cursors._thread.join()
     assert begun.is_set()
     assert cluster.cursors == {"nightly": {1: 80, 2: 30}}
     answers.set()

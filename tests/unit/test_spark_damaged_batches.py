@@ -20,11 +20,11 @@ from sbp_core.records import (
     write_base_offset,
 )
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.options.endpoints import Endpoint, Servers
+from sbp_spark.options.endpoints import Servers
 from sbp_spark.reading.input_partitions import StoredRun, decode_chunks
 from sbp_spark.reading.layout import ColumnsLayout, RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import source_schema
 from tests.support.data.batches import lying_batch, sequence_batch
@@ -188,9 +188,7 @@ class Driver:
 
 
 def typed_layout():
-    return ColumnsLayout(
-        TYPED.arrow, SchemaVersions(Driver(), Servers((Endpoint("nowhere", 1),)), {})
-    )
+    return ColumnsLayout(TYPED.arrow, SchemaVersions(Driver(), Servers(("nowhere:1",)), {}))
 
 
 @given(streams(columns_batch, damages(columns_batch)))

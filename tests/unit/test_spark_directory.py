@@ -9,8 +9,8 @@ import pytest
 
 from sbp_core.errors import NotFoundError
 from sbp_core.limits import RECORD_BYTES_MAX
+from sbp_spark.options.sink_targets import BadRecordPolicy, Creation, OnBadRecord, Routing
 from sbp_spark.options.stream_selection import FoundStream, StreamRef
-from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord, Routing
 from sbp_spark.writing.sinks import write_rows
 from tests.support.scripted_client import WritingClient, sink_options
 

@@ -19,12 +19,12 @@ from sbp_core.errors import (
 )
 from sbp_core.records import encode_rows
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.options.endpoints import Endpoint, Servers
+from sbp_spark.options.endpoints import Servers
 from sbp_spark.reading import input_partitions, prefetch
 from sbp_spark.reading.input_partitions import SpanPartition, decode_chunks
 from sbp_spark.reading.layout import RowsLayout
-from sbp_spark.reading.losses import DataLossError, Loss
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks
 from sbp_spark.reading.stored_runs import ENVELOPES_AT_ONCE, BrokenSequenceError
 from sbp_spark.row_schema import source_schema
@@ -33,7 +33,7 @@ from tests.support.spark import chunk_of, numbered, rows_of
 
 ARROW = logical_arrow_schema(source_schema(include_headers=False))
 ROWS = RowsLayout(ARROW)
-SERVERS = Servers((Endpoint("nowhere", 1),))
+SERVERS = Servers(("nowhere:1",))
 
 
 def span(start, end, stream_id=7, range_index=0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from sbp_spark import lag
+from sbp_spark.operations import query_lag as lag
 from tests.support.fake_streams import FakeCluster, use_client
 
 

@@ -40,10 +40,10 @@ from sbp_core.records import (
 )
 from sbp_spark.column_schema import written_columns
 from sbp_spark.logical_types import is_kept_by_arrow, logical_arrow_schema, logical_spark_schema
-from sbp_spark.options.endpoints import Endpoint, Servers
-from sbp_spark.options.targets import ColumnOptions
+from sbp_spark.options.endpoints import Servers
+from sbp_spark.options.sink_targets import ColumnOptions
 from sbp_spark.reading.layout import ColumnsLayout
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import as_wide, check_selection
 from sbp_spark.spark_internals import CHAR_VARCHAR_KEY
@@ -155,7 +155,7 @@ def test_a_column_that_lost_its_logical_type_since_the_query_started():
         logical_arrow_schema(column(DayTimeIntervalType(*each))) for each in ((0, 0), ())
     )
     narrow, wide = StreamSchema.of(days), StreamSchema.of(hours)
-    versions = SchemaVersions(Driver(narrow, wide), Servers((Endpoint("nowhere", 1),)), {})
+    versions = SchemaVersions(Driver(narrow, wide), Servers(("nowhere:1",)), {})
 
     def decoded(written, wanted):
         rows = rows_in(written, [{"x": dt.timedelta(days=1)}])

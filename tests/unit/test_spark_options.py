@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from sbp_core.client import Credentials, Tls
 from sbp_core.errors import ConfigurationError
-from sbp_spark.options.endpoints import Endpoint, Servers
+from sbp_spark.options.endpoints import Servers
 from sbp_spark.options.read_positions import AtOffset, Earliest, Latest, Positions
 from sbp_spark.options.sink import SINK_OPTIONS, parse_sink_options
+from sbp_spark.options.sink_targets import Targets
 from sbp_spark.options.source import SOURCE_OPTIONS, OnDataLoss, TriggerLimits, parse_source_options
 from sbp_spark.options.stream_selection import (
     StreamList,
@@ -16,13 +18,12 @@ from sbp_spark.options.stream_selection import (
     StreamRef,
     parse_stream_ref,
 )
-from sbp_spark.options.targets import Targets
 from tests.support.spark import GOOD, faults, only_fault, source
 
 
 def test_defaults_of_a_streaming_source():
     options = source()
-    assert options.servers == Servers((Endpoint("pd", 12378),))
+    assert options.servers == Servers(("pd:12378",))
     assert options.selection == StreamList((StreamRef("orders"), StreamRef("17")))
     assert options.starting == Positions(Latest())
     assert options.ending is None
@@ -45,7 +46,7 @@ def test_keys_and_words_are_taken_in_any_case_and_values_are_stripped():
         },
         streaming=True,
     )
-    assert options.servers.endpoints == (Endpoint("pd", 1),)
+    assert options.servers.endpoints == ("pd:1",)
     assert [str(stream) for stream in options.selection.refs] == ["a", "b"]
     assert options.starting == Positions(Earliest())
     assert options.limits == TriggerLimits(records_max=7)
@@ -77,8 +78,7 @@ def test_all_faults_are_reported_at_once():
         "includeHeaders",
     ]
     for line in lines:
-        assert line.count("; ") >= 2 or line.endswith("did you mean startingOffsets?"), line
-        assert "; expected " in line or "; did you mean " in line
+        assert re.search("; (expected|add|did you mean) ", line), line
 
 
 @pytest.mark.parametrize(
@@ -93,15 +93,15 @@ def test_all_faults_are_reported_at_once():
 )
 def test_an_unknown_option_suggests_the_nearest_one(key, near):
     line = only_fault(**{key: "secret"})
-    assert f"{key!r} is not an option" in line
+    assert line.startswith(f"  - {key!r} is ")
     assert f"did you mean {near}?" in line
     assert "secret" not in line
 
 
 def test_an_option_of_the_other_side_is_named_as_such():
     line = only_fault(StatsColumns="day")
-    assert line.endswith("'StatsColumns' is not an option here but one of the sink; remove it")
-    told = r"'where' is not an option here but one of the source; remove it$"
+    assert line.endswith("'StatsColumns' is an option of the sink only; remove it")
+    told = r"'where' is an option of the source only; remove it$"
     with pytest.raises(ConfigurationError, match=told):
         parse_sink_options({"endpoint": "pd:1", "where": "id = 1"})
 
@@ -110,7 +110,7 @@ def test_a_path_is_a_list_of_streams_and_nothing_for_a_sink():
     options = parse_source_options({"endpoint": "pd:1", "path": "a, 7"}, streaming=True)
     assert options.selection == StreamList((StreamRef("a"), StreamRef("7")), "path")
     (line,) = faults({"endpoint": "pd:1", "path": "a,"})
-    assert line.startswith("  - path has no name at position 2")
+    assert line.startswith("  - path at position 2")
     with pytest.raises(ConfigurationError, match="path has no meaning here"):
         parse_sink_options({"endpoint": "pd:1", "path": "orders"})
 
@@ -127,7 +127,7 @@ def test_a_pattern_matches_whole_names():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "streams is missing; expected exactly one of streams, streamsPattern, path"),
+        ({}, "streams is missing; expected one of streams, streamsPattern, path"),
         ({"path": "a", "streams": "b"}, "streams is given beside path"),
         (
             {"path": "a", "streams": "b", "streamsPattern": "c"},
@@ -140,57 +140,24 @@ def test_streams_are_selected_in_one_way(given, told):
     assert told in line
 
 
-@pytest.mark.parametrize(
-    ("text", "host", "port", "shown"),
-    [
-        ("localhost:1", "localhost", 1, "localhost:1"),
-        ("127.0.0.1:65535", "127.0.0.1", 65535, "127.0.0.1:65535"),
-        ("my_pd-1.example.org.:80", "my_pd-1.example.org.", 80, "my_pd-1.example.org.:80"),
-        ("[::1]:12378", "::1", 12378, "[::1]:12378"),
-        ("[2001:DB8:0::1]:9", "2001:db8::1", 9, "[2001:db8::1]:9"),
-    ],
-)
-def test_endpoints(text, host, port, shown):
-    (endpoint,) = source(endpoint=text).servers.endpoints
-    assert endpoint == Endpoint(host, port)
-    assert str(endpoint) == shown
-
-
 def test_several_endpoints_of_one_cluster():
     servers = source(endpoint="a:1, [::1]:2,a:1").servers
-    assert servers.endpoints == (Endpoint("a", 1), Endpoint("::1", 2))
+    assert servers.endpoints == ("a:1", "[::1]:2")
     assert str(servers) == "a:1,[::1]:2"
 
 
 @pytest.mark.parametrize(
-    ("text", "remedy"),
+    ("text", "wrong"),
     [
-        ("pd", "append ':' and the port"),
-        ("[::1]", "append ':' and the port"),
-        ("pd:", "a port from 1 to 65535"),
-        ("pd:0", "a port from 1 to 65535"),
-        ("pd:65536", "a port from 1 to 65535"),
-        ("pd:+80", "a port from 1 to 65535"),
-        ("pd:\u0668\u0660", "a port from 1 to 65535"),
-        ("::1:80", "IPv6 address in brackets"),
-        ("[localhost]:80", "no IPv6 address"),
-        ("[:1]:80", "no IPv6 address"),
-        (":80", "a host name or address"),
-        ("-pd:80", "a host name or address"),
-        ("p d:80", "a host name or address"),
-        ("h" * 254 + ":80", "a host name or address"),
-        ("a:1,", "append ':' and the port"),
-        (",".join(f"h{number}:1" for number in range(17)), "name 16 at most"),
-        ("sbp://pd:80", "leave out the scheme"),
-        ("", 'add .option("endpoint", ...)'),
-        ("  ", 'add .option("endpoint", ...)'),
+        ("pd", "endpoint 'pd' is not host:port"),
+        ("pd:80,a:1,", "endpoint '' is not host:port"),
+        (",".join(f"h{number}:1" for number in range(17)), "17 endpoints are too many"),
+        ("", 'endpoint is empty; add .option("endpoint", "host:port"'),
+        ("  ", 'endpoint is empty; add .option("endpoint", "host:port"'),
     ],
 )
-def test_bad_endpoints(text, remedy):
-    line = only_fault(endpoint=text)
-    assert "host:port of the placement driver" in line
-    assert remedy in line
-    assert len(line) < 300
+def test_bad_endpoints(text, wrong):
+    assert wrong in only_fault(endpoint=text)
 
 
 def test_credentials_in_an_endpoint_are_not_repeated():
@@ -224,9 +191,9 @@ def test_bad_streams(text):
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        (",", "no name at position 1"),
-        ("a,", "no name at position 2"),
-        ("a, ,b", "no name at position 2"),
+        (",", "at position 1: '' is no stream name"),
+        ("a,", "at position 2: '' is no stream name"),
+        ("a, ,b", "at position 2: '' is no stream name"),
         ("a,b,a", "'a' more than once"),
         ("a,b/c", "at position 2"),
         (" ", "is empty"),
@@ -240,10 +207,10 @@ def test_bad_lists_of_streams(text, wrong):
 
 def test_how_to_talk_to_the_servers():
     servers = source(networkCompression="ZSTD", isolationClass="nightly.backfill").servers
-    assert servers == Servers((Endpoint("pd", 12378),), True, "nightly.backfill")
-    assert source(networkCompression="none").servers == Servers((Endpoint("pd", 12378),))
+    assert servers == Servers(("pd:12378",), True, "nightly.backfill")
+    assert source(networkCompression="none").servers == Servers(("pd:12378",))
     sink = parse_sink_options({"endpoint": "pd:1", "networkCompression": "zstd"})
-    assert sink.servers == Servers((Endpoint("pd", 1),), is_compressed=True)
+    assert sink.servers == Servers(("pd:1",), is_compressed=True)
     assert str(servers) == "pd:12378"
 
 
@@ -262,13 +229,13 @@ def test_the_files_of_tls_are_paths_that_nothing_opens_here():
     assert source(tlsCaFile="ca", tokenFile="t").servers.credentials == Credentials("t")
     named = source(tlsCaFile="ca", tokenEnv="MY_TOKEN").servers.credentials
     assert named == Credentials(token_env="MY_TOKEN")
-    assert "tlsCaFile is missing" in only_fault(tokenFile="t")
-    assert "beside tokenFile" in only_fault(tlsCaFile="ca", tokenFile="t", tokenEnv="T")
+    assert "tokenFile is given without tlsCaFile" in only_fault(tokenFile="t")
+    assert "beside tokenEnv" in only_fault(tlsCaFile="ca", tokenFile="t", tokenEnv="T")
     fault = only_fault(tlsCaFile="ca", tokenEnv="eyJh.s3cret.s3cret")
     assert "tokenEnv" in fault
     assert "s3cret" not in fault
-    assert "tlsKeyFile is missing" in only_fault(tlsCaFile="ca", tlsCertFile="cert")
-    assert "tlsCertFile is missing" in only_fault(tlsKeyFile="key")
+    assert "without tlsKeyFile" in only_fault(tlsCaFile="ca", tlsCertFile="cert")
+    assert "tlsKeyFile is given without tlsCertFile" in only_fault(tlsKeyFile="key")
 
 
 def test_an_empty_optional_value_is_a_fault():

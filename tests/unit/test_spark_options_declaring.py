@@ -35,13 +35,13 @@ class Inner:
         "quiet",
         FLAG,
         False,
-        only=Only(True, "is given in a batch", "it in a stream"),
+        only=Only(True, "is given in a batch"),
         side="source",
     ).field("Whether it is quiet.")
 
     def check_options(self, reader):
         if self.is_quiet and reader.is_given("innerSize", "1k"):
-            reader.add_fault("quiet", "is true", "a larger innerSize", "raise it")
+            reader.add_fault("quiet", "is true", "raise innerSize")
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def test_values_and_defaults_are_those_of_the_fields():
         ({"Kafka.Size": "1"}, None, "did you mean innerSize?"),
         ({"nights": "0"}, None, "nights is '0'; expected a whole number above 0"),
         ({"innerSize": ""}, None, "innerSize is empty"),
-        ({"quiet": "true"}, False, "quiet is given in a batch; expected it in a stream; remove it"),
-        ({"quiet": "true", "innerSize": "1K"}, True, "quiet is true; expected a larger innerSize"),
+        ({"quiet": "true"}, False, "quiet is given in a batch; remove it"),
+        ({"quiet": "true", "innerSize": "1K"}, True, "quiet is true; raise innerSize"),
     ],
 )
 def test_faults_follow_from_the_declaration(given, streaming, told):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_spark.streaming.trigger import Ticks
+from sbp_spark.streaming.pace import Ticks
 
 NOON_MS = 1_700_000_000_000
 

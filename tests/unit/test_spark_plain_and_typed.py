@@ -6,8 +6,8 @@ import pytest
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import StreamSchema
 from sbp_spark.options.sink import BatchKey
+from sbp_spark.options.sink_targets import BadRecordPolicy, OnBadRecord
 from sbp_spark.options.stream_selection import StreamRef
-from sbp_spark.options.targets import BadRecordPolicy, OnBadRecord
 from sbp_spark.writing.bad_records import BadRecordError
 from sbp_spark.writing.sinks import StagedFor, write_rows
 from tests.support.scripted_client import WritingClient, sink_options

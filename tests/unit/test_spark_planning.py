@@ -9,10 +9,10 @@ import pytest
 
 from sbp_spark.options.source import PARTITIONS_MAX, parse_source_options
 from sbp_spark.reading.input_partitions import plan_read
-from sbp_spark.reading.layout import Form
+from sbp_spark.reading.layout import QueryColumns
 from sbp_spark.reading.losses import DataLossError, Loss, log_losses
 from sbp_spark.reading.offsets import Interval
-from sbp_spark.reading.planning import StreamSpan, cover, plan_partitions
+from sbp_spark.reading.partition_planning import StreamSpan, cover, plan_partitions
 from tests.support.fake_streams import FakeCluster
 
 
@@ -145,7 +145,7 @@ def test_tasks_of_a_batch_take_so_many_bytes_each_and_there_is_one_for_each_core
             parse_source_options({"endpoint": "h:1", "streams": "a"}, streaming=False),
             [Interval(1, 0, 1024)],
             streams,
-            Form.ROWS,
+            QueryColumns(),
             is_repeatable=is_repeatable,
         )
         for is_repeatable in (False, True)

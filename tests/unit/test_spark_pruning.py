@@ -8,11 +8,11 @@ from sbp_core import limits
 from sbp_core.records import encode_columns, maybe_cut
 from sbp_spark.column_schema import METADATA_FIELD
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.options.endpoints import Endpoint, Servers
+from sbp_spark.options.endpoints import Servers
 from sbp_spark.reading.input_partitions import decode_chunks
 from sbp_spark.reading.layout import ColumnsLayout, RowsLayout
 from sbp_spark.reading.losses import DamagedRecordsError
-from sbp_spark.reading.planning import StreamSpan
+from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.schema_versions import SchemaVersions
 from sbp_spark.row_schema import source_schema
 from tests.support.data.typed import rows_in, schema_of, versions_of
@@ -39,7 +39,7 @@ def span(end):
 
 
 def columns_layout(schema, driver, **options):
-    versions = SchemaVersions(driver, Servers((Endpoint("nowhere", 1),)), {})
+    versions = SchemaVersions(driver, Servers(("nowhere:1",)), {})
     return ColumnsLayout(schema, versions, **options)
 
 

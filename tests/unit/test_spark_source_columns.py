@@ -414,8 +414,8 @@ def test_names_may_differ_in_case_as_they_may_in_spark():
         place=columns(x=LongType()),
         price=DecimalType(9, 2),
     )
-    assert found.maybe_renamed(given) == logical_arrow_schema(named)
-    assert found.maybe_renamed(columns(id=IntegerType())) is None
+    assert found.for_query(given).renamed == logical_arrow_schema(named)
+    assert found.for_query(columns(id=IntegerType())).renamed is None
 
 
 def test_a_hint_has_the_case_of_the_stream():
@@ -454,10 +454,10 @@ def test_tasks_get_how_to_read(cluster, options, form):
     query = stream_reader(given, **options)
     begin = query.initialOffset()
     (planned,) = query.partitions(begin, query.latestOffset(begin, ALL))
-    assert planned.form is form
+    assert planned.columns.form is form
     batch_options = source(False, streams="a", **options)
     (planned,) = SbpBatchReader(batch_options, given).partitions()
-    assert planned.form is form
+    assert planned.columns.form is form
 
 
 def test_a_streaming_query_keeps_what_it_was_when_it_started(cluster):
@@ -465,7 +465,7 @@ def test_a_streaming_query_keeps_what_it_was_when_it_started(cluster):
     begin = query.initialOffset()
     cluster.schemas = {1: versions_of(1, ORDERS, schema_of(id=pa.string()))}
     (planned,) = query.partitions(begin, query.latestOffset(begin, ALL))
-    assert planned.form is Form.COLUMNS
+    assert planned.columns.form is Form.COLUMNS
     with pytest.raises(ConfigurationError, match="column id int; expected id string"):
         stream_reader(columns(id=IntegerType())).initialOffset()
 

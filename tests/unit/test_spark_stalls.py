@@ -10,8 +10,8 @@ from sbp_core.client import Reach, StreamInfo, UnavailableRange
 from sbp_core.errors import ConnectError, RangeNotFoundError, StatusCode
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming import stream_watch
+from sbp_spark.streaming.stalls import PROBE_PAUSE_FACTOR, Stalls
 from sbp_spark.streaming.stream_reader import SbpStreamReader
-from sbp_spark.streaming.stream_watch import PROBE_PAUSE_FACTOR, Stalls
 from tests.support.fake_streams import (
     ALL,
     nexts,

@@ -1,12 +1,9 @@
 """A pattern beside an encoding: only streams of that kind are read, whatever others become."""
 
-from types import SimpleNamespace
-
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from sbp_core.client import BoundsView
 from sbp_core.errors import NotFoundError, StatusCode, UnsupportedError
 from sbp_spark.options.source import parse_source_options
 from sbp_spark.reading.source_streams import select_streams
@@ -98,13 +95,6 @@ def test_a_stream_that_a_checkpoint_knows_stays(cluster, options):
 
 
 def test_a_schema_is_noticed_though_the_metadata_stay_the_same(cluster):
-    watch = cluster.watch_bounds
-
-    def watch_revision(ids, earlier=None):
-        basis = SimpleNamespace(revision=cluster.revision)
-        return BoundsView(watch(ids).bounds, basis)
-
-    cluster.watch_bounds = watch_revision
     cluster.change(c=[3, 300, 0, 10])
     running = query("columns")
     _, end = read_up(running)

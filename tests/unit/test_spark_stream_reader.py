@@ -147,7 +147,7 @@ def test_a_query_with_a_trigger_interval_does_not_wait(cluster):
     end = query.latestOffset(query.initialOffset(), ALL)
     for _ in range(3):
         assert query.latestOffset(end, ALL) == end
-        query._idle_since_s -= 1
+        query._run._idle_since_s -= 1
     assert cluster.waits == []
 
 
@@ -338,9 +338,9 @@ def test_streams_are_listed_only_when_something_has_changed(cluster):
 def test_a_deletion_between_two_looks_is_looked_at_again(cluster):
     query = pattern_reader(".*")
     query.latestOffset(query.initialOffset(), ALL)
-    query._watch.streams()
+    query._run._watch.streams()
     del cluster.streams["b"]  # after the revision was asked for
-    assert query._watch.look().tails == {1: 50}
+    assert query._run._watch.look().tails == {1: 50}
 
 
 def test_partitions_are_as_many_as_are_asked_for(cluster):

@@ -9,7 +9,7 @@ import pytest
 from sbp_core.errors import ConfigurationError
 from sbp_spark.reading import locating
 from sbp_spark.reading.offsets import StreamPosition
-from sbp_spark.streaming import micro_batch
+from sbp_spark.streaming import backlog
 from tests.support.fake_streams import ALL, nexts, positions, read_up, reader, use_fake_cluster
 
 NOW_MS = 1_000_000
@@ -19,7 +19,7 @@ NOW_MS = 1_000_000
 def clock(monkeypatch):
     """The driver's clock, in ms."""
     shown = [NOW_MS]
-    for module in (locating, micro_batch):
+    for module in (locating, backlog):
         monkeypatch.setattr(module, "wall_ms", lambda: shown[0])
     return shown
 

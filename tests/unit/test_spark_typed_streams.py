@@ -8,7 +8,6 @@ from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema
 from sbp_spark.writing.directory import (
     TypedStream,
-    check_plain,
     check_still_plain,
     evolve_streams,
 )
@@ -113,18 +112,10 @@ def test_plain_records_and_columns_do_not_mix():
     with pytest.raises(SchemaError, match="stream 's1' has plain records and no schema"):
         evolve(client, INTS)
     assert client.schemas == {}
-    client.register_schema(2, INTS, version=1)
-    with pytest.raises(ConfigurationError, match="option streams: stream 's2' has a schema"):
-        check_plain(client, NAMES, "option streams")
-    with pytest.raises(ConfigurationError, match="option onBadRecord: stream 's2' has a schema"):
-        check_plain(client, {2: "s2"}, "option onBadRecord")
-    check_plain(client, {1: "s1"}, "option stream")
-    check_plain(client, {}, "option onBadRecord")
 
 
 def test_servers_without_schemas_take_plain_records_only():
     client = WritingClient(has_schemas=False)
-    check_plain(client, NAMES, "option streams")
     check_still_plain(client, NAMES)
     with pytest.raises(ConfigurationError, match=r"option encoding: .* knows no schemas"):
         evolve(client, INTS)

@@ -12,8 +12,8 @@ from sbp_core.errors import SchemaError
 from sbp_core.limits import MIB, RECORD_BYTES_MAX
 from sbp_core.records import StreamSchema, decode_envelope, encode_statistics
 from sbp_spark.options.sink import BatchKey
+from sbp_spark.options.sink_targets import BadRecordPolicy, ColumnOptions, OnBadRecord
 from sbp_spark.options.stream_selection import StreamRef
-from sbp_spark.options.targets import BadRecordPolicy, ColumnOptions, OnBadRecord
 from sbp_spark.writing.bad_records import ERROR_HEADER, BadRecordError
 from sbp_spark.writing.sinks import StagedFor, write_rows
 from tests.support.scripted_client import WritingClient, sink_options

@@ -13,8 +13,8 @@ from sbp_core.errors import ConfigurationError, ConnectError, NotFoundError, Txn
 from sbp_core.limits import RECORD_BYTES_MAX
 from sbp_core.records import ROWS_SCHEMA, decode_envelope, record_sizes
 from sbp_spark.options.sink import Batching, BatchKey
+from sbp_spark.options.sink_targets import BadRecordPolicy, Creation, OnBadRecord
 from sbp_spark.options.stream_selection import StreamRef
-from sbp_spark.options.targets import BadRecordPolicy, Creation, OnBadRecord
 from sbp_spark.writing.bad_records import ERROR_HEADER, STREAM_HEADER, BadRecordError
 from sbp_spark.writing.payload import fill_times, to_rows
 from sbp_spark.writing.sending import SendingPace

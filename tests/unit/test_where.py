@@ -10,10 +10,10 @@ import pytest
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import encode_statistics, may_match, with_logical_type
-from sbp_spark.filtering.bounds import bounds_of
 from sbp_spark.filtering.matching import matching
 from sbp_spark.filtering.parser import DEPTH_MAX, TEXT_LENGTH_MAX, RefusedError, parse_condition
 from sbp_spark.filtering.resolving import row_filter
+from sbp_spark.filtering.value_bounds import bounds_of
 
 PLACE = pa.struct({"city": pa.string(), "zip": pa.int32()})
 COLUMNS = pa.schema(

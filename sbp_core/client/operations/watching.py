@@ -70,16 +70,13 @@ class BoundsView:
     """Where streams begin and end, by id.
 
     If nothing changed, the next call that starts from a view returns the same object `bounds`.
-    `basis` is for that call only.
+    `basis` is for that call only. `revision` is the revision of the placement driver's metadata
+    as of which the streams were found; None if the placement driver counts no revisions.
     """
 
     bounds: Mapping[int, StreamBounds]
     basis: _Basis | None = None
-
-    @property
-    def revision(self) -> int | None:
-        """The revision of the metadata; None if the next call has to ask for all streams."""
-        return None if self.basis is None else self.basis.revision
+    revision: int | None = None
 
 
 async def watch_bounds(
@@ -106,9 +103,10 @@ async def _look(context: Context, stream_ids: tuple[int, ...]) -> BoundsView:
         check_errors(await revalidate(context, stream_ids))
         basis = await _maybe_basis(context, stream_ids)
     found = await stream_bounds(context, stream_ids)
-    if basis is not None and context.router.maybe_revision(stream_ids) != basis.revision:
+    revision = context.router.maybe_revision(stream_ids)
+    if basis is not None and revision != basis.revision:
         basis = None
-    return BoundsView({each.stream_id: each for each in found}, basis)
+    return BoundsView({each.stream_id: each for each in found}, basis, revision)
 
 
 async def _maybe_basis(context: Context, stream_ids: tuple[int, ...]) -> _Basis | None:
@@ -170,7 +168,7 @@ async def _maybe_later(
     sources = tuple(replace(each, stream_count=counts[each.endpoint]) for each in basis.sources)
     bounds = {each: found.get(each) or earlier.bounds[each] for each in wanted}
     now = _Basis(changes.revision, ranges, sources)
-    view = BoundsView(earlier.bounds if bounds == earlier.bounds else bounds, now)
+    view = BoundsView(earlier.bounds if bounds == earlier.bounds else bounds, now, now.revision)
     return _maybe_updated(view, now, replies, newer=found)
 
 
@@ -210,7 +208,7 @@ def _maybe_updated(
     if tuple(sources) == basis.sources:
         return view
     bounds = {**view.bounds, **changed} if changed else view.bounds
-    return BoundsView(bounds, replace(basis, sources=tuple(sources)))
+    return BoundsView(bounds, replace(basis, sources=tuple(sources)), basis.revision)
 
 
 def _news_of(source: _Source, timeout_ms: int) -> Call:

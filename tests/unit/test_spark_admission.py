@@ -6,10 +6,11 @@ import pytest
 
 from sbp_core.client import Reach
 from sbp_spark.options.source import TriggerLimits
-from sbp_spark.reading.planning import RECORD_BYTES_UNKNOWN, RecordSizeEstimates
-from sbp_spark.streaming.micro_batch import Way
+from sbp_spark.reading.partition_planning import RECORD_BYTES_UNKNOWN, RecordSizeEstimates
+from sbp_spark.streaming.admission import Admission
+from sbp_spark.streaming.backlog import Backlog
+from sbp_spark.streaming.pace import RECORDS_FIRST, STEP_MAX
 from sbp_spark.streaming.stream_watch import Snapshot
-from sbp_spark.streaming.trigger import RECORDS_FIRST, STEP_MAX, Trigger
 from tests.support.clock import ManualClock
 
 
@@ -33,17 +34,17 @@ class FakeServer:
         return {each: size * self.tails[each] for each, size in known.items() if size is not None}
 
 
-def way(bases=(), starts=None, **tails):
+def backlog(bases=(), starts=None, **tails):
     ends = {int(name[1:]): tail for name, tail in tails.items()}
     starts = starts or dict.fromkeys(ends, 0)
-    return Way(Snapshot(), dict.fromkeys(bases, 0), starts, ends, {})
+    return Backlog(Snapshot(), dict.fromkeys(bases, 0), starts, ends, {})
 
 
-def trigger(clock=None, server=None, **limits):
+def admission(clock=None, server=None, **limits):
     clock = clock or ManualClock()
     sizes = RecordSizeEstimates(server or FakeServer())
     now = clock.monotonic
-    return Trigger(TriggerLimits(**limits), sizes, clock=now, wall=now)
+    return Admission(TriggerLimits(**limits), sizes, clock=now, wall=now)
 
 
 def test_the_size_of_a_record_is_the_average_of_its_stream():
@@ -74,25 +75,25 @@ def test_a_record_of_a_server_that_is_down_counts_as_the_longest_known():
 
 def test_bytes_limit_a_micro_batch():
     server = FakeServer(s1=1000, s2=1000)
-    limited = trigger(server=server, bytes_max=50_000)
-    ends = limited.ends(way(s1=1000, s2=1000), is_waiting_allowed=True)
+    limited = admission(server=server, bytes_max=50_000)
+    ends = limited.ends(backlog(s1=1000, s2=1000), is_waiting_allowed=True)
     assert 30 <= sum(ends.values()) <= 50
-    both = trigger(server=server, bytes_max=50_000, records_max=7)
-    assert sum(both.ends(way(s1=1000, s2=1000), is_waiting_allowed=True).values()) == 7
+    both = admission(server=server, bytes_max=50_000, records_max=7)
+    assert sum(both.ends(backlog(s1=1000, s2=1000), is_waiting_allowed=True).values()) == 7
 
 
 def test_sizes_are_asked_for_only_where_they_count():
     server = FakeServer(s1=1000)
-    trigger(server=server, records_max=7).ends(way(s1=1000), is_waiting_allowed=True)
+    admission(server=server, records_max=7).ends(backlog(s1=1000), is_waiting_allowed=True)
     assert server.asked == []
 
 
 def test_a_micro_batch_waits_for_enough_records_but_not_too_long():
     clock = ManualClock()
-    paced = trigger(clock, records_min=10, delay_ms_max=60_000)
+    paced = admission(clock, records_min=10, delay_ms_max=60_000)
 
     def read(**tails):
-        return sum(paced.ends(way(**tails), is_waiting_allowed=True).values())
+        return sum(paced.ends(backlog(**tails), is_waiting_allowed=True).values())
 
     assert read(s1=1) == 1
     assert read(s1=5, s2=4) == 0
@@ -106,22 +107,22 @@ def test_a_micro_batch_waits_for_enough_records_but_not_too_long():
 
 def test_a_micro_batch_that_is_full_does_not_wait_for_more():
     clock = ManualClock()
-    by_time = trigger(clock, records_min=100_000, target_ms=10_000)
-    by_bytes = trigger(clock, FakeServer(s1=1000), records_min=100, bytes_max=50_000)
+    by_time = admission(clock, records_min=100_000, target_ms=10_000)
+    by_bytes = admission(clock, FakeServer(s1=1000), records_min=100, bytes_max=50_000)
     for limited, least in ((by_time, RECORDS_FIRST), (by_bytes, 30)):
-        limited.ends(way(s1=1), is_waiting_allowed=True)
-        assert limited.ends(way(s1=20), is_waiting_allowed=True) == {1: 0}
-        (end,) = limited.ends(way(s1=90_000), is_waiting_allowed=True).values()
+        limited.ends(backlog(s1=1), is_waiting_allowed=True)
+        assert limited.ends(backlog(s1=20), is_waiting_allowed=True) == {1: 0}
+        (end,) = limited.ends(backlog(s1=90_000), is_waiting_allowed=True).values()
         assert least <= end < 90_000
 
 
 def test_a_micro_batch_takes_what_fits_into_its_time():
     clock = ManualClock()
-    run = trigger(clock, target_ms=10_000)
+    run = admission(clock, target_ms=10_000)
     sizes = []
     for _ in range(6):
         run.on_asked()
-        sizes += run.ends(way(s1=10**9), is_waiting_allowed=False).values()
+        sizes += run.ends(backlog(s1=10**9), is_waiting_allowed=False).values()
         clock.advance(sizes[-1] // 100 + 123)
     assert sizes[0] == RECORDS_FIRST
     assert sizes[1] == RECORDS_FIRST * STEP_MAX
@@ -130,33 +131,33 @@ def test_a_micro_batch_takes_what_fits_into_its_time():
 
 def test_the_time_does_not_lift_other_limits():
     clock = ManualClock()
-    run = trigger(clock, target_ms=10_000, records_max=12_345)
+    run = admission(clock, target_ms=10_000, records_max=12_345)
     sizes = []
     for _ in range(3):
         run.on_asked()
-        sizes += run.ends(way(s1=10**9), is_waiting_allowed=True).values()
+        sizes += run.ends(backlog(s1=10**9), is_waiting_allowed=True).values()
         clock.advance(1_000)
     assert sizes == [RECORDS_FIRST, 12_345, 12_345]
 
 
 def test_time_without_a_micro_batch_is_no_micro_batch():
     clock = ManualClock()
-    run = trigger(clock, target_ms=1_000, records_min=10)
-    run.ends(way(s1=20_000), is_waiting_allowed=True)
+    run = admission(clock, target_ms=1_000, records_min=10)
+    run.ends(backlog(s1=20_000), is_waiting_allowed=True)
     clock.advance(777)
     for tail in (0, 5):
         run.on_asked()
-        run.ends(way(s1=tail), is_waiting_allowed=True)
+        run.ends(backlog(s1=tail), is_waiting_allowed=True)
         clock.advance(3_333)
     run.on_asked()
-    ends = run.ends(way(s1=20_000), is_waiting_allowed=True)
+    ends = run.ends(backlog(s1=20_000), is_waiting_allowed=True)
     assert ends == {1: RECORDS_FIRST * 1_000 // 777}
 
 
 @pytest.mark.parametrize("reason", ["available now", "a new stream"])
 def test_available_now_and_new_streams_are_not_delayed(reason):
-    paced = trigger(records_min=10, records_max=20)
-    paced.ends(way(s1=1), is_waiting_allowed=True)
+    paced = admission(records_min=10, records_max=20)
+    paced.ends(backlog(s1=1), is_waiting_allowed=True)
     bases = (1,) if reason == "a new stream" else ()
-    ends = paced.ends(way(bases, s1=1), is_waiting_allowed=reason != "available now")
+    ends = paced.ends(backlog(bases, s1=1), is_waiting_allowed=reason != "available now")
     assert ends == {1: 1}

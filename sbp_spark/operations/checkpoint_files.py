@@ -265,7 +265,7 @@ _ASIDE: Final = "rewound"
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """A rewind: reading continues after micro-batch `target`, those of `undone` are repeated."""
+    """A rewind: reading continues after micro-batch `target`, and `undone` are repeated."""
 
     checkpoint: Checkpoint
     target: int

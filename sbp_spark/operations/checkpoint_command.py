@@ -19,7 +19,7 @@ from sbp_core.cli.values import NUMBER, PATH
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.wording import counted
-from sbp_spark.checkpoint.files import (
+from sbp_spark.operations.checkpoint_files import (
     Checkpoint,
     Rewind,
     SbpSource,
@@ -169,7 +169,7 @@ def to_starting_offsets(folder: str, batch: int | None, source: str | None) -> i
 
 
 def _target(opened: Checkpoint, to_batch: int | None, batches: int | None) -> int:
-    """Return the batch to go back to: one that is named, or the one before the last `batches`."""
+    """Return the batch to go back to: `to_batch`, or the batch before the last `batches`."""
     if batches is None:
         assert to_batch is not None
         return to_batch
@@ -185,7 +185,7 @@ def _target(opened: Checkpoint, to_batch: int | None, batches: int | None) -> in
 
 
 def _effects(opened: Checkpoint, plan: Rewind) -> Iterator[str]:
-    """Yield lines that say what a rewind repeats, and what that does to sinks."""
+    """Yield the lines about the effects of a rewind: repeated records, and sinks."""
     sources = find_sources(opened)
     yield f"query {opened.query_id} continues after batch {plan.target}:"
     for source in sources:
@@ -297,8 +297,9 @@ def measure(source: SbpSource, client: Client | None = None) -> list[StreamProgr
 def maybe_put_back(source: SbpSource, client: Client) -> bool | None:
     """Whether the placement driver's metadata lack a commit that the query has seen.
 
-    Then they were put back to an older copy, or are those of another cluster. None: the offset or
-    the placement driver has no commits. Raises CheckpointError, and SbpError of the client.
+    Then the metadata were restored from an older copy, or belong to another cluster. None: the
+    offset or the placement driver has no commits. Raises CheckpointError, and SbpError of the
+    client.
     """
     commit = source.offset(source.newest).commit
     is_there = None if commit is None else client.has_commit(commit)

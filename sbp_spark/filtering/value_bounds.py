@@ -34,7 +34,7 @@ _Hulls = Mapping[str, ColumnBounds]
 
 
 def bounds_of(row_filter: RowFilter, version: pa.Schema) -> tuple[ColumnBounds, ...]:
-    """Return the bounds for batches whose columns are those of `version`; none if none follow.
+    """Return the bounds for batches of a schema `version`; empty if no column is bounded.
 
     `version` may have narrower types than the columns of the filter, in the same names.
     """
@@ -51,7 +51,7 @@ def bounds_of(row_filter: RowFilter, version: pa.Schema) -> tuple[ColumnBounds, 
 
 
 def _maybe_kind(path: Path, columns: pa.Schema, version: pa.Schema) -> pa.DataType | None:
-    """Return the type of a column in the version; None if its keys are not those of the filter."""
+    """Return the type of a column in the version; None if it has other order keys."""
     if any("." in name for name in path):
         return None
     there, here = maybe_statistics_type(version, ".".join(path)), field_at(columns, path).type

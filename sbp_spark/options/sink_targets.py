@@ -20,9 +20,7 @@ from sbp_spark.options.declaring import (
     OptionReader,
     at_most,
     option,
-    options_of,
     reads,
-    shown,
     word,
 )
 from sbp_spark.options.stream_selection import (
@@ -54,12 +52,11 @@ _STREAMS: Final = option("streams", STREAM_LIST, NO_STREAMS, unset="none", kafka
 
 
 def _read_refs(reader: OptionReader) -> tuple[StreamRef, ...]:
-    if not reader.is_given("streams"):
-        ref = reader.value(_STREAM)
-        return (ref,) if ref else ()
-    if reader.is_given("stream"):
-        reader.add_fault("stream", "is given beside streams", "one of the two", "keep one of them")
-    return reader.value(_STREAMS).refs
+    reader.check_single((_STREAM, _STREAMS))
+    if reader.is_given("streams"):
+        return reader.value(_STREAMS).refs
+    ref = reader.value(_STREAM)
+    return (ref,) if ref else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class Targets:
     """The streams that options name; with none of them each row names its own."""
 
     refs: tuple[StreamRef, ...] = field(default=(), metadata=reads(_read_refs, _STREAM, _STREAMS))
-    routing: Routing = option("routing", word(Routing), Routing.KEY, beside="streams").field(
+    routing: Routing = option("routing", word(Routing), Routing.KEY, needs="streams").field(
         "How a row gets one of `streams`. `key`: the stream at place crc32(key) mod their number,"
         " counted from 0, as Spark's function crc32 computes it, so one key always gets the same"
         " stream while the list stays as it is; rows without a key go round robin. `round-robin`:"
@@ -81,12 +78,6 @@ class Targets:
         if not self.refs:
             return "column stream"
         return "option stream" if len(self.refs) == 1 else "option streams"
-
-    def check_options(self, reader: OptionReader) -> None:
-        """Note a routing where there is no choice."""
-        if reader.is_given("routing") and not reader.is_given("streams"):
-            wrong = "is given without streams, so there is nothing to choose among"
-            reader.add_fault("routing", wrong, "several streams", "add streams, or remove it")
 
 
 class SinkEncoding(Enum):
@@ -115,23 +106,29 @@ class ColumnOptions:
     its time.
     """
 
-    is_merging: bool = option("mergeSchema", FLAG, False).field(
+    is_merging: bool = option("mergeSchema", FLAG, False, needs="encoding=columns").field(
         "With encoding=columns: whether the schemas of streams may grow, so that new columns are"
         " added, which are null in what was written before, types widen (integers, floats, decimals"
         " to larger ones), and required columns may be null. No column is ever removed. Without it"
         " such a DataFrame is refused, with what differs; but a column that may be null where the"
         " stream requires it is accepted, and a null in it is a bad record."
     )
-    routing_column: str | None = option("routingColumn", TEXT, None, unset="none").field(
+    routing_column: str | None = option(
+        "routingColumn", TEXT, None, unset="none", needs="encoding=columns"
+    ).field(
         "With encoding=columns and `streams`: the column whose value is the key of `routing`, as"
         " text (cast to string) or bytes. A string, binary, integer, boolean or date (years 0 to"
         " 9999)."
     )
-    timestamp_column: str | None = option("timestampColumn", TEXT, None, unset="none").field(
+    timestamp_column: str | None = option(
+        "timestampColumn", TEXT, None, unset="none", needs="encoding=columns"
+    ).field(
         "With encoding=columns: the timestamp column with the time of a row's event; readers get it"
         " as the record's timestamp. Without it that is the time of writing."
     )
-    stats_columns: tuple[str, ...] = option("statsColumns", COLUMN_NAMES, (), unset="none").field(
+    stats_columns: tuple[str, ...] = option(
+        "statsColumns", COLUMN_NAMES, (), unset="none", needs="encoding=columns"
+    ).field(
         "With encoding=columns: the columns whose least and greatest values each record batch"
         " carries, such as `price,place.city`, so that a source with `where` skips batches. It pays"
         " for columns by which rows are sorted or clustered. Possible are numbers, strings without"
@@ -145,39 +142,27 @@ def read_columns(reader: OptionReader) -> ColumnOptions | None:
     encoding = reader.value(ENCODING)
     columns = reader.group(ColumnOptions)
     if encoding is SinkEncoding.ROWS:
-        wrong = "is given without encoding=columns, and plain records have no columns"
-        remedy = "add encoding=columns, or remove it"
-        reader.refuse_given(options_of(ColumnOptions), wrong, "both", remedy)
         return None
+    has_column = reader.is_given("routingColumn")
     if not reader.is_given("stream") and not reader.is_given("streams"):
         wrong = "is columns without stream or streams; a column stream would be data like others"
-        reader.add_fault("encoding", wrong, "both", 'add .option("stream", "name")')
-    _check_routing(reader)
-    return columns
-
-
-def _check_routing(reader: OptionReader) -> None:
-    """Note what contradicts itself in how a row gets one of several streams."""
-    if reader.is_given("routingColumn"):
-        if not reader.is_given("streams"):
-            wrong = "is given without streams, so there is nothing to choose among"
-            remedy = "add streams, or remove it"
-            reader.add_fault("routingColumn", wrong, "several streams", remedy)
-        if reader.is_given("routing", Routing.ROUND_ROBIN.value):
-            wrong = "is given beside routing=round-robin, which looks at no column"
-            reader.add_fault("routingColumn", wrong, "one of the two", "remove one of them")
-    elif reader.is_given("routing", Routing.KEY.value):
+        reader.add_fault("encoding", wrong, 'add .option("stream", "name")')
+    if has_column and not reader.is_given("streams"):
+        reader.add_fault("routingColumn", "is given without streams", "add streams, or remove it")
+    if has_column and reader.is_given("routing", Routing.ROUND_ROBIN.value):
+        reader.add_fault("routingColumn", "is given beside routing=round-robin", "keep one")
+    if not has_column and reader.is_given("routing", Routing.KEY.value):
         wrong = "is key without routingColumn, and columns have no key of their own"
-        remedy = "add routingColumn, or remove it"
-        reader.add_fault("routing", wrong, "a column to choose by", remedy)
+        reader.add_fault("routing", wrong, "add routingColumn, or remove it")
+    return columns
 
 
 CREATE_STREAMS: Final = option("createStreams", FLAG, False).doc(
     "Whether streams that an option or a column names, and that do not exist, are created. A write"
-    " finds those that options name when it is planned, a streaming query with the option"
-    " checkpointLocation at its first micro-batch in a Spark session: one that is renamed then is"
-    " written on, and no other is created under the old name. Name it by its new name, or its id,"
-    " in another session."
+    " looks up the streams that options name when it is planned; a streaming query with the option"
+    " checkpointLocation does so at its first micro-batch in a Spark session. A stream that is"
+    " renamed later is still written to, and no stream is created under the old name. In another"
+    " session, give the new name or the id."
 )
 
 
@@ -187,18 +172,19 @@ class Creation:
 
     replica_count: int = option(
         "createReplicas",
-        at_most(limits.REPLICAS_MAX, COUNT, f"1 to {limits.REPLICAS_MAX} replicas", "correct it"),
+        at_most(limits.REPLICAS_MAX, COUNT, f"1 to {limits.REPLICAS_MAX} replicas"),
         1,
+        needs="createStreams=true",
     ).field(
         "Range servers that store each record of a stream that is created. A record is acknowledged"
         " once a majority of them have it on disk."
     )
-    retention_period_ms: int = option("createRetentionPeriod", DURATION, 0, unset="for ever").field(
-        "How long a stream that is created keeps records, such as 7d."
-    )
-    retention_bytes: int = option("createRetentionBytes", SIZE, 0, unset="unlimited").field(
-        "How much each range server keeps of a stream that is created, such as 10g."
-    )
+    retention_period_ms: int = option(
+        "createRetentionPeriod", DURATION, 0, unset="for ever", needs="createStreams=true"
+    ).field("How long a stream that is created keeps records, such as 7d.")
+    retention_bytes: int = option(
+        "createRetentionBytes", SIZE, 0, unset="unlimited", needs="createStreams=true"
+    ).field("How much each range server keeps of a stream that is created, such as 10g.")
 
     def spec(self, name: str) -> StreamSpec:
         """Return the stream to create."""
@@ -208,10 +194,6 @@ class Creation:
 def read_creation(reader: OptionReader) -> Creation | None:
     """Return the settings of streams that are created, None if none are."""
     is_creating = reader.value(CREATE_STREAMS)
-    if not is_creating:
-        wrong = "is given without createStreams=true, so no stream is created"
-        remedy = "add createStreams, or remove it"
-        reader.refuse_given(options_of(Creation), wrong, "both", remedy)
     creation = reader.group(Creation)
     return creation if is_creating else None
 
@@ -238,8 +220,7 @@ def _parse_bad_records(given: Given) -> BadRecordPolicy | None:
         return BadRecordPolicy(OnBadRecord.DEAD_LETTER, maybe_stream_ref(stream))
     if given.text.lower() in {OnBadRecord.FAIL.value, OnBadRecord.SKIP.value}:
         return BadRecordPolicy(OnBadRecord(given.text.lower()))
-    expected = "fail, skip, or deadletter:STREAM"
-    given.refuse(f"is {shown(given.text)}", expected, "give one of them")
+    given.refuse("fail, skip, or deadletter:STREAM")
     return None
 
 

@@ -1,15 +1,14 @@
-"""Where the next micro-batch starts and may end, from what a query has read and what is there.
+"""The backlog of a query: the records between what it has read and where it may read to.
 
-It follows from the checkpoint's offset, the options, one look at the streams (`stream_watch`), and
-what servers know of times and consumer groups. `trigger` then decides how much of that is read.
+The backlog follows from the checkpoint's offset, the options, and a snapshot of the streams. Range
+servers are asked for times that options name, and the placement driver for cursors of groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from sbp_core.client import Client
 from sbp_core.wording import listed
@@ -29,15 +28,16 @@ from sbp_spark.reading.locating import (
 from sbp_spark.reading.losses import Loss
 from sbp_spark.reading.offsets import SourceOffset, StreamPosition
 from sbp_spark.reporting import LOG
-from sbp_spark.streaming.stream_watch import Snapshot, answer_ms
+from sbp_spark.streaming.stalls import answer_ms
+from sbp_spark.streaming.stream_watch import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where reading ends in a stream; `offset` None: not known yet, no record of the time exists.
+    """Where reading ends in a stream. `offset` None: no record of the time `time_ms` exists yet.
 
-    `kept_offset` was resolved, from the tail or from `time_ms`, and is to stay as it is. Where
-    `is_hidden`, a server that is down may have it: reading stops until that is known.
+    `kept_offset` was resolved from the tail or from `time_ms`, and does not change any more. With
+    `is_hidden` a server that is down may have the end, so reading stops until the server answers.
     """
 
     offset: int | None = None
@@ -56,11 +56,11 @@ def find_endings(
     snapshot: Snapshot,
     timeout_ms: int | None = None,
 ) -> dict[int, Ending]:
-    """Return where reading ends, by stream id; a stream without an entry has no end.
+    """Return where reading ends, by stream id. A stream without an entry has no end.
 
-    An end by time is the first record that was appended at the time or later. It is looked for as
-    long as there is none, in the streams that have unread records: all that were read are from
-    before the end. The servers of all these have to answer, in `timeout_ms` if it is given. Raises
+    An end by time is the first record that was appended at the time or later. Servers are asked
+    for the record until it exists, in streams with unread records only: the records that were read
+    are from before the end. Each server has to answer, within `timeout_ms` if that is given. Raises
     SbpError.
     """
     if ending is None:
@@ -68,50 +68,62 @@ def find_endings(
     named = positions_of(ending, snapshot.streams.values())
     asked = {each: position for each, position in named.items() if each in snapshot.bounds}
     times_ms = _times(asked, begin)
-    known_ends = {
+    kept = {
         stream_id: at.end_offset
         for stream_id, at in begin.streams.items()
         if at.end_offset is not None and at.end_time_ms == times_ms.get(stream_id)
     }
-    read_offsets = {stream_id: at.next_offset for stream_id, at in begin.streams.items()}
-    hidden = {
-        stream_id
-        for stream_id in times_ms
-        if snapshot.maybe_upto(stream_id, read_offsets.get(stream_id, 0)) is not None
-    }
-    sought = {
-        stream_id: time_ms
-        for stream_id, time_ms in times_ms.items()
-        if stream_id not in known_ends
-        and stream_id not in hidden
-        and read_offsets.get(stream_id, -1) < snapshot.tails[stream_id]
-    }
-    found = find_times(
-        client, sought, snapshot.bounds, read_offsets=read_offsets, timeout_ms=timeout_ms
-    )
-    hidden |= sought.keys() - found.keys()
+    unknown = {each: time_ms for each, time_ms in times_ms.items() if each not in kept}
+    found = _find_end_times(client, unknown, begin.next_offsets(), snapshot, timeout_ms)
     endings = {}
     for stream_id, position in asked.items():
         if isinstance(position, AtTime | Ago):
-            kept = known_ends.get(stream_id, found.get(stream_id))
-            is_hidden = kept is None and stream_id in hidden
-            endings[stream_id] = Ending(kept, kept, times_ms[stream_id], is_hidden)
+            end = kept.get(stream_id, found.get(stream_id))
+            is_hidden = stream_id in unknown and stream_id not in found
+            endings[stream_id] = Ending(end, end, times_ms[stream_id], is_hidden)
             continue
         assert not isinstance(position, AtCursor), "no option ends at a cursor"
         end = locate(position, snapshot.bounds[stream_id])
-        if is_moving(position):
-            end = known_ends.get(stream_id, end)
-            if stream_id in known_ends or snapshot.is_tail_known(stream_id):
-                endings[stream_id] = Ending(end, end)
-        else:
+        if not is_moving(position):
             endings[stream_id] = Ending(end)
+        elif stream_id in kept or snapshot.is_tail_known(stream_id):
+            end = kept.get(stream_id, end)
+            endings[stream_id] = Ending(end, end)
     return endings
+
+
+def _find_end_times(
+    client: Client,
+    times_ms: Mapping[int, int],
+    read_offsets: Mapping[int, int],
+    snapshot: Snapshot,
+    timeout_ms: int | None,
+) -> dict[int, int | None]:
+    """Return the first records of their times; None: no such record exists yet.
+
+    Streams with a server that does not answer are left out, if the server may have the record.
+    """
+    reachable = {
+        stream_id: time_ms
+        for stream_id, time_ms in times_ms.items()
+        if snapshot.maybe_upto(stream_id, read_offsets.get(stream_id, 0)) is None
+    }
+    unread = {
+        stream_id: time_ms
+        for stream_id, time_ms in reachable.items()
+        if read_offsets.get(stream_id, -1) < snapshot.tails[stream_id]
+    }
+    found = find_times(
+        client, unread, snapshot.bounds, read_offsets=read_offsets, timeout_ms=timeout_ms
+    )
+    return {each: None for each in reachable if each not in unread} | found
 
 
 def _times(asked: Mapping[int, Position], begin: SourceOffset) -> dict[int, int]:
     """Return the times at which streams end, by id.
 
-    One that is relative is resolved only once: a stream that joins later ends when others do.
+    Relative times are resolved once per query, so a stream that is added later ends at the same
+    time as the others.
     """
     known = {
         stream_id: at.end_time_ms
@@ -131,13 +143,14 @@ def _times(asked: Mapping[int, Position], begin: SourceOffset) -> dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """The records ahead of a query in each stream, by id.
+class Backlog:
+    """The records ahead of a query: from `starts` to `tails` in each stream, by id.
 
-    `bases` has the streams that are new to the query. `tails` are cut to where reading ends, of
-    which `endings` lists what has to be kept. `losses` lie before `starts`: they were to be read,
-    and are trimmed. `stalled` are streams of which more could be read if no server were down, with
-    the time since when; those whose start is not known because of that have no other entry here.
+    `bases` has the starts of streams that are new to the query. `tails` are no further than where
+    reading ends, and `endings` has the ends that the next offset keeps. `losses` are trimmed
+    records before `starts` that the query had to read. `stalled` maps streams that wait for a
+    server to the time (ms, UTC) since when; a stream whose start is not known yet has no other
+    entry here.
     """
 
     snapshot: Snapshot
@@ -153,12 +166,18 @@ class Way:
         """How many records may be read."""
         return sum(max(0, self.tails[each] - start) for each, start in self.starts.items())
 
-    def farthest(self) -> dict[int, int]:
-        """Return the end of a micro-batch that takes everything."""
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is empty, and neither time nor a server that returns can change that."""
+        is_whole = not (self.snapshot.away or self.endings or self.losses or self.bases)
+        return is_whole and self.record_count == 0
+
+    def all_ends(self) -> dict[int, int]:
+        """Return the ends of a micro-batch that takes everything."""
         return {each: max(start, self.tails[each]) for each, start in self.starts.items()}
 
-    def until(self, targets: Mapping[int, int]) -> Way:
-        """Return the way to these offsets only; a stream without one stays where it is."""
+    def until(self, targets: Mapping[int, int]) -> Backlog:
+        """Return the backlog up to these offsets only; a stream without one has none."""
         tails = {
             each: min(tail, targets.get(each, self.starts[each]))
             for each, tail in self.tails.items()
@@ -166,7 +185,7 @@ class Way:
         return replace(self, tails=tails)
 
     def positions(self, next_offsets: Mapping[int, int]) -> list[StreamPosition]:
-        """Return these offsets with the identity that each stream has now."""
+        """Return these offsets as positions in the streams of the snapshot."""
         return [
             StreamPosition(
                 stream_id,
@@ -183,9 +202,9 @@ class Way:
 def added_streams(
     options: SourceOptions, begin: SourceOffset, snapshot: Snapshot
 ) -> Collection[int]:
-    """Return the streams that a restart has added to those of its checkpoint, by name or id.
+    """Return the streams that options name and that the checkpoint does not know yet.
 
-    Streams of a pattern are not among them: they may have been created since the last run.
+    Streams of a pattern are not returned, because they may have been created since the last run.
     """
     if begin.is_initial or isinstance(options.selection, StreamPattern):
         return ()
@@ -200,19 +219,19 @@ def added_streams(
     return added
 
 
-def way_ahead(
+def find_backlog(
     client: Client,
     options: SourceOptions,
     begin: SourceOffset,
     snapshot: Snapshot,
     added: Collection[int] = (),
-) -> Way:
-    """Return what lies ahead of `begin`, all of whose streams are there.
+) -> Backlog:
+    """Return the backlog behind `begin`, all of whose streams exist.
 
-    A fresh query starts where its options say, in a stream whose server is down as soon as it is
-    back; so do the streams that a restart has `added`. Another stream that is not in `begin` was
-    created since, and is read from offset 0: what was trimmed of it is lost. Raises SbpError,
-    ConfigurationError for positions that cannot be.
+    A fresh query starts where its options say; a stream whose server is down starts when the server
+    is back. Streams that a restart has `added` start in the same way. Any other stream that is
+    not in `begin` was created since, and is read from offset 0: records that were trimmed from it
+    are lost. Raises SbpError, and ConfigurationError for positions outside of a stream.
     """
     asked = snapshot.streams.keys() if begin.is_initial else begin.pending | {*added}
     pending = (asked & snapshot.streams.keys()) - begin.streams.keys()
@@ -243,7 +262,7 @@ def way_ahead(
     }
     readable = {each: min(tails[each], uptos.get(each, tails[each])) for each in starts}
     stalled = _stalled_since(begin, snapshot, uptos.keys() | (pending - chosen.keys()))
-    return Way(snapshot, bases, starts, readable, endings, losses, stalled)
+    return Backlog(snapshot, bases, starts, readable, endings, losses, stalled)
 
 
 def _chosen_starts(
@@ -253,7 +272,7 @@ def _chosen_starts(
     snapshot: Snapshot,
     pending: Collection[int],
 ) -> dict[int, int]:
-    """Return where pending streams start, without those for which that is not known yet."""
+    """Return where pending streams start. Streams whose start is not known yet are left out."""
     asked = positions_of(options.starting, snapshot.streams.values())
     dated = {each for each, position in asked.items() if isinstance(position, AtTime | Ago)}
     bounds = {  # a stream that starts at a time needs the answers of all of its servers
@@ -272,7 +291,7 @@ def _chosen_starts(
 
 
 def _maybe_timeout_ms(options: SourceOptions) -> int | None:
-    """Return how long servers are waited for that are asked for times; None: until they answer."""
+    """Return the timeout of requests for times; None: wait until the servers answer."""
     stall_ms_max = options.limits.stall_ms_max
     return None if stall_ms_max is None else answer_ms(stall_ms_max)
 
@@ -283,7 +302,7 @@ def _tails(
     chosen: Mapping[int, int],
     snapshot: Snapshot,
 ) -> dict[int, int]:
-    """Return the streams' tails, cut to where reading ends; it has to be behind the `chosen`."""
+    """Return the tails, no further than where reading ends. Raises if an end is before a start."""
     ends = {
         stream_id: each.offset for stream_id, each in endings.items() if each.offset is not None
     }
@@ -298,7 +317,7 @@ def _tails(
 def _stalled_since(
     begin: SourceOffset, snapshot: Snapshot, held_up: Collection[int]
 ) -> dict[int, int]:
-    """Return since when streams are held up; those that are pending keep when the query began."""
+    """Return since when streams are held up. Pending streams keep the time of the first offset."""
     now_ms = wall_ms()
     kept = {stream_id: begin.stalled[stream_id] for stream_id in begin.pending}
     since_ms = {**snapshot.stalled, **kept}
@@ -308,33 +327,10 @@ def _stalled_since(
 def _maybe_upto(
     snapshot: Snapshot, endings: Mapping[int, Ending], stream_id: int, start: int
 ) -> int | None:
-    """Return up to where a stream can be read with servers down; None if they do not matter."""
+    """Return up to where a stream can be read while servers are down; None: no server is needed."""
     if endings.get(stream_id, NO_ENDING).is_hidden:
         return start
     return snapshot.maybe_upto(stream_id, start)
 
 
-@dataclass(frozen=True)
-class Quiet:
-    """A look from `offset` at `snapshot` that showed nothing new; `answer` was returned to Spark.
-
-    Another look does not either, whatever time it is, as long as the snapshot is the same.
-    """
-
-    offset: SourceOffset
-    answer: dict[str, Any]
-    snapshot: Snapshot
-
-    @cached_property
-    def known(self) -> Mapping[int, int]:
-        """How far the streams are read."""
-        return self.offset.next_offsets()
-
-
-def is_quiet(way: Way) -> bool:
-    """Whether nothing lies ahead, and neither the time nor a server that is back changes that."""
-    is_whole = not (way.snapshot.away or way.endings or way.losses or way.bases)
-    return is_whole and way.record_count == 0
-
-
-NOTHING_AHEAD: Final = Way(Snapshot(), {}, {}, {}, {})
+NO_BACKLOG: Final = Backlog(Snapshot(), {}, {}, {}, {})

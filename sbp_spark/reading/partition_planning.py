@@ -1,8 +1,8 @@
 """From offset intervals to input partitions.
 
 `cover` cuts the intervals by the ranges of their streams. `plan_partitions` splits long spans and
-packs short ones, by records and by bytes, of which `RecordSizeEstimates` has estimates. Partitions
-are numbered so that the records of a stream keep their order, which a sink follows.
+packs short spans, by records and by bytes, which `RecordSizeEstimates` estimates. Partitions
+are numbered in the order of each stream's records, and a sink keeps that order.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def plan_partitions(
 ) -> tuple[tuple[StreamSpan, ...], ...]:
     """Return input partitions that read exactly `spans`, none of them over any maximum.
 
-    Where that takes more than PARTITIONS_MAX, they are larger: as many, and those that are there
-    because ranges end or servers differ. The time and memory that it takes depend on how many
-    partitions and spans there are, not on the offsets.
+    If that takes more than PARTITIONS_MAX partitions, the partitions are larger; a few more come
+    from ends of ranges and different servers. Time and memory depend on the number of partitions
+    and spans, not on the offsets.
 
     Partitions are balanced. The records of each stream are in the order of their offsets, first by
     partition and then by span, whichever servers have its ranges. Streams whose first span has the
@@ -178,7 +178,7 @@ def _scale(records_max: int, bytes_max: int | None, record_bytes: Mapping[int, i
 def _plan(
     spans: Sequence[StreamSpan], scale: _Scale, spans_max: int
 ) -> tuple[tuple[StreamSpan, ...], ...]:
-    """Lay the spans end to end, those of a stream next to each other, and cut the line."""
+    """Lay the spans end to end, with the spans of a stream together, and cut the line."""
     lines: defaultdict[str, list[StreamSpan]] = defaultdict(list)
     first_primary: dict[int, str] = {}
     for span in sorted(spans, key=lambda each: (each.stream_id, each.start_offset)):
@@ -233,7 +233,7 @@ class _Measured(NamedTuple):
 class RecordSizeEstimates:
     """Bytes per record of each stream, envelope included: the average of all that it stores.
 
-    It is asked for again when a stream has twice as many records as it had then.
+    A stream is measured again when it has twice as many records.
     """
 
     def __init__(self, client: Client) -> None:

@@ -33,7 +33,7 @@ from sbp_spark.writing.directory import check_still_plain
 
 @dataclass(frozen=True)
 class WrittenMessage(WriterCommitMessage):
-    """The acknowledged writes of one task; `size_bytes` is that of encoded batches.
+    """The acknowledged writes of one task. `size_bytes` counts encoded batches.
 
     `record_count` includes dead letters.
     """
@@ -51,7 +51,7 @@ class WrittenMessage(WriterCommitMessage):
 class StagedMessage(WrittenMessage):
     """The parts that a task staged: (transaction id, stream id, range index, records, batches).
 
-    `tails`, where what was there before is to go: (stream id, its end before the commit).
+    `tails`, if older records are to be trimmed: (stream id, its end before the commit).
     """
 
     producer: str
@@ -66,12 +66,12 @@ class StagedMessage(WrittenMessage):
         return BatchKey(self.producer, self.batch_number)
 
     def txn_parts(self) -> list[TxnPart]:
-        """Return what is staged."""
+        """Return the staged parts."""
         return [TxnPart(*part) for part in self.parts]
 
 
 class IncompleteWriteError(SbpError):
-    """A task did not report what it has staged."""
+    """A task did not report its staged parts."""
 
 
 class ReplayMismatchError(SbpError):
@@ -90,15 +90,15 @@ def commit_staged(
     *,
     parts_max: int = limits.TXN_PARTS_MAX,
 ) -> TxnDecision:
-    """Decide that the batch is what the messages of its tasks say, those of lower partitions first.
+    """Commit the parts that the tasks' messages name, lower partitions first.
 
-    Return the decision, of now or before; lost rows of it are logged as an error. Rows that other
-    attempts of the tasks staged are in no message, and never become visible. May be repeated.
+    Return the decision, which may be an earlier one. Its lost rows are logged as an error. Rows of
+    other attempts of the tasks are in no message, and never become visible. May be repeated.
 
-    Raises SbpError, and nothing is decided or the same call may find out; ReplayMismatchError where
-    another content was decided before, if that is to fail; LateCommitError where a later batch was
-    committed, and this one has rows and no decision that is known; IncompleteWriteError where a
-    message is missing.
+    Raises SbpError if nothing is decided or the outcome is not known: then call it again.
+    ReplayMismatchError: other rows were committed before, and that is to fail. LateCommitError: a
+    later batch is committed, this batch has rows, and its decision is no longer known.
+    IncompleteWriteError: a message is missing.
     """
     staged = all_staged(messages)
     staged.sort(key=lambda message: message.partition_id)
@@ -180,15 +180,15 @@ def check_replay(
     digest: bytes,
     on_mismatch: OnReplayMismatch,
 ) -> None:
-    """Compare the rows of a replay, and their streams, with those of the decision that counts.
+    """Compare the digest of a replay with the digest of the first decision, which counts.
 
-    Raises LateCommitError if no decision of the batch is known: whether its rows were ever written
-    is not known then, so they must not be left out silently. A batch without rows may come late.
-    Raises ReplayMismatchError if the rows differ, or it is not known whether they do, and that is
-    to fail.
+    Raises LateCommitError if no decision of the batch is known: nobody knows then whether its rows
+    were ever written, so they must not be left out silently. A batch without rows may come late.
+    Raises ReplayMismatchError if the rows may differ, and that is to fail.
     """
     if decision.digest == digest:
         return
+    rows = counted(record_count, "record")
     if not decision.digest and not record_count:
         LOG.info("%s comes too late, without rows: there was nothing to write", key)
         return
@@ -196,21 +196,18 @@ def check_replay(
         raise LateCommitError(
             f"{key} comes too late: a batch of {key.producer} with a larger number is committed,"
             " and the outcome of this one is no longer known. Nothing was written of its"
-            f" {counted(record_count, 'record')}. {_REPEATED}"
+            f" {rows}. {_REPEATED}"
         )
-    rows = counted(record_count, "record")
-    if decision.record_count == record_count and not are_comparable(decision.digest, digest):
-        message = (
-            f"{key} was committed before, by a version of sbp-spark with other digests: whether"
-            f" its {rows} were the same is not known"
-        )
-        remedy = "Finish the batch with the version of sbp-spark that started it"
-    else:
-        message = (
-            f"{key} was committed before, with {counted(decision.record_count or 0, 'record')};"
-            f" now it has {rows}, and the rows or their streams differ"
-        )
+    message = (
+        f"{key} was committed before, with {counted(decision.record_count or 0, 'record')}; now it"
+        f" has {rows}, and "
+    )
+    if are_comparable(decision.digest, digest):
+        message += "the rows or their streams differ"
         remedy = _REPEATED
+    else:
+        message += "whether the rows are the same is not known: their digests have other versions"
+        remedy = "Finish the batch with the version of sbp-spark that started it"
     if on_mismatch is OnReplayMismatch.FAIL:
         raise ReplayMismatchError(
             f"{message}. Nothing was skipped, and nothing was written. {remedy}. If the query does"
@@ -275,7 +272,7 @@ _PAUSE_S: Final = 0.1
 
 
 class NotTrimmedError(SbpError):
-    """The rows of a write are committed, and what was there before them is still there, too."""
+    """The rows of a write are committed, but the older records were not trimmed."""
 
 
 def tails_of(client: Client, stream_ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -293,7 +290,7 @@ def commit_and_trim(
     *,
     publish_wait_ms: int = PUBLISH_WAIT_MS,
 ) -> None:
-    """Commit as `commit_staged` does; when the rows can be read, trim what was there before.
+    """Commit as `commit_staged` does; when the rows can be read, trim the older records.
 
     May be repeated. Raises SbpError, and NotTrimmedError if the rows cannot be read for long, or
     some of them were lost.
