@@ -23,7 +23,7 @@ from sbp_spark.options.endpoints import Servers
 from sbp_spark.reading import input_partitions, prefetch
 from sbp_spark.reading.input_partitions import SpanPartition, decode_chunks
 from sbp_spark.reading.layout import RowsLayout
-from sbp_spark.reading.losses import DamagedRecordsError, DataLossError, Loss
+from sbp_spark.reading.losses import DataLossError, Loss
 from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.prefetch import Prefetcher, fetch_chunks
 from sbp_spark.reading.stored_runs import ENVELOPES_AT_ONCE, BrokenSequenceError
