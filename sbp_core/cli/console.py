@@ -23,7 +23,11 @@ def _make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> A
     from sbp_core.web.console.sampling import Sampler
     from sbp_core.web.console.site import Site
 
-    return make_app(Site(callers, Sampler(stopping), settings.endpoint))
+    sampler = Sampler(stopping, hold=callers.holding)
+    own = callers.maybe_own()
+    if own is not None:  # so that charts begin before somebody looks
+        sampler.look(own)
+    return make_app(Site(callers, sampler, settings.endpoint))
 
 
 def _make_client(endpoint: str, connecting: Connecting) -> AsyncClient:

@@ -36,7 +36,8 @@ _REACH_MS: Final = 1_000
 class Sampling:
     """Samples with one client: `sample` adds to `samples`.
 
-    Bytes are asked for when the last ones are older than `sizes_seconds`.
+    Bytes are asked for when the last ones are older than `sizes_seconds`. The second time comes
+    after HISTORY_SECONDS at most, so that bytes per second are soon known.
     """
 
     def __init__(
@@ -83,7 +84,9 @@ class Sampling:
             with contextlib.suppress(PermissionDeniedError):
                 await self._find_lags(starts, ends)
             self.samples.stuck_txns = await self._count_stuck()
-        if self._clock() - self._sizes_at >= self._sizes_seconds:
+        is_rate_known = len(self.samples.sized) > 1
+        period = self._sizes_seconds if is_rate_known else min(self._sizes_seconds, HISTORY_SECONDS)
+        if self._clock() - self._sizes_at >= period:
             self._sizes_at = self._clock()
             sizes = await self._client.stored_bytes([*starts], timeout_ms=_REACH_MS)
             self.samples.note_sizes(time.time_ns() / 1_000_000, sizes)
@@ -129,7 +132,7 @@ class Sampling:
                 if found.lost_records:
                     lost[each.group, stream_id] = found.lost_records
         self.samples.unsampled_groups = max(len(groups) - GROUPS_MAX, 0)
-        self.samples.lags.append(Lags(time.time_ns() / 1_000_000, records, lost))
+        self.samples.note_lags(Lags.of(time.time_ns() / 1_000_000, records, lost))
 
     async def _count_stuck(self) -> int | None:
         """Return how many transactions are stuck, which the placement driver alone knows."""

@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -149,6 +150,22 @@ class Callers:
         entry.user_count += 1
         used.append(entry)
         return entry.client
+
+    def maybe_own(self) -> AsyncClient | None:
+        """Return the client of requests without a token; None if the cluster would refuse it."""
+        acts = self._settings.has_own_credentials or not self.has_identities
+        return self._entry(None).client if acts and not self._settings.needs_token else None
+
+    @contextmanager
+    def holding(self, client: AsyncClient) -> Iterator[None]:
+        """Keep a client open that is used outside of requests."""
+        (entry,) = (each for each in self._entries.values() if each.client is client)
+        entry.user_count += 1
+        try:
+            yield
+        finally:
+            entry.user_count -= 1
+            entry.used_at = self._clock()
 
     @property
     def has_identities(self) -> bool:

@@ -76,10 +76,17 @@ class Sessions:
 
     def maybe_token(self, request: HTTPConnection) -> bytes | None:
         """Return the token of the session of a request, None without one."""
-        session = self._sessions.get(_digest(request.cookies.get(COOKIE, "")))
-        if session is None or session.ends_at <= self._clock():
-            return None
-        return session.token
+        session = self._maybe_session(_digest(request.cookies.get(COOKIE, "")))
+        return None if session is None else session.token
+
+    def watch(self, request: HTTPConnection) -> Callable[[], bool]:
+        """Return a function that says whether the session of a request is still open."""
+        key = _digest(request.cookies.get(COOKIE, ""))
+        return lambda: self._maybe_session(key) is not None
+
+    def _maybe_session(self, key: bytes) -> _Session | None:
+        session = self._sessions.get(key)
+        return None if session is None or session.ends_at <= self._clock() else session
 
     def _drop_ended(self) -> None:
         now = self._clock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -121,6 +122,17 @@ def test_a_table_has_the_fields_of_all_its_records():
     assert headings == ["timestamp", "key", "value", "headers", "id", "offset"]
     assert [cells[2] for _, cells in rows] == ["a,b", None, "0xfffe", None]
     assert rows[-1] == (3, [None, None, None, None, "1", "x"])
+
+
+def test_times_are_elements_with_utc():
+    at = datetime(2026, 1, 31, 9, 30, 0, 120_000, UTC)
+    kinds = {"at": pa.timestamp("us", "UTC"), "local": pa.timestamp("us"), "text": pa.string()}
+    data = [pa.array([at]).cast(kinds["at"]), pa.array([at]).cast(kinds["at"]).cast(kinds["local"])]
+    rows = pa.record_batch([*data, pa.array(["2026-01-31T09:30Z"])], names=[*kinds])
+    ((_, cells),) = make_table(found_of((rows, True)))[1]
+    text = "2026-01-31 09:30:00.12 UTC"
+    assert cells[0] == f'<time datetime="2026-01-31T09:30:00.12Z" title="{text}">{text}</time>'
+    assert not any("<time" in each for each in cells[1:])
 
 
 def test_a_long_value_is_cut_in_the_table_and_whole_on_its_page():

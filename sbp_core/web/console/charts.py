@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from sbp_core.operating.samples import step_seconds
 from sbp_core.web.console.words import count_text, short_count
 
 WIDTH: Final = 600
@@ -18,8 +19,18 @@ LINES_MAX: Final = 5
 """Lines of a chart; more cannot be told apart."""
 _STEPS: Final = (1, 2, 5, 10)
 _SPAN_MS_MIN: Final = 60_000
-_GAP_MS: Final = 25_000
-"""Points further apart are not connected: nobody looked in between."""
+_GAP_STEPS: Final = 2.5
+"""Points further apart than this many steps of samples are not connected: these failed between."""
+SPANS: Final[Mapping[str, float]] = {
+    "15 min": 900e3,
+    "1 h": 3_600e3,
+    "6 h": 6 * 3_600e3,
+    "24 h": 24 * 3_600e3,
+}
+"""The times that a chart may show, in ms."""
+SPARK_WIDTH: Final = 80
+SPARK_HEIGHT: Final = 18
+SPARK_SPAN_MS: Final = SPANS["15 min"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +43,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line: its path, and its newest value in words."""
+    """A line: its path, the values of its points in words, and the newest of these."""
 
     name: str
     path: str
+    values: str
     now: str
 
 
@@ -49,9 +61,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time on the axis."""
+    """A time on the axis, in ms since 1970, and its text in UTC."""
 
     x: float
+    at_ms: int
     text: str
     anchor: str
 
@@ -69,57 +82,112 @@ class Chart:
     left: int = LEFT
 
 
-def draw(title: str, series: Sequence[Series], now_ms: float, unit: str) -> Chart:
-    """Return the chart of the time from the first value to `now_ms`, from zero up.
+def span_of(query: Mapping[str, str]) -> str:
+    """Return the time that the charts of an address show, a key of SPANS."""
+    asked = query.get("span", "")
+    return asked if asked in SPANS else next(iter(SPANS))
 
-    `unit` stands behind the newest values. Series without two points are left out.
+
+def draw(
+    title: str,
+    series: Sequence[Series],
+    now_ms: float,
+    unit: str,
+    span_ms: float = SPANS["24 h"],
+) -> Chart:
+    """Return the chart of the last `span_ms`, or of the time since the first value; from zero up.
+
+    `unit` stands behind values. Series without two points are left out.
     """
-    drawn = [each for each in series if len(each.points) > 1][:LINES_MAX]
+    drawn = [
+        Series(each.name, points)
+        for each in series
+        if len(points := [point for point in each.points if point[0] >= now_ms - span_ms]) > 1
+    ][:LINES_MAX]
     if not drawn:
         return Chart(f"{title}: not enough was seen yet", (), (), ())
-    span_ms = max(now_ms - min(each.points[0][0] for each in drawn), _SPAN_MS_MIN)
-    first_ms = now_ms - span_ms
-    most = max(value for each in drawn for _, value in each.points)
-    top = _ceiling(most)
-    depth = HEIGHT - _TOP - _BOTTOM
+    frame = _Frame.around(drawn, now_ms, (LEFT, _TOP, WIDTH - LEFT, HEIGHT - _TOP - _BOTTOM))
+    lines = tuple(
+        Line(
+            each.name,
+            frame.path(each.points),
+            "|".join(f"{count_text(value)}{unit}" for _, value in each.points),
+            f"{count_text(each.points[-1][1])}{unit}",
+        )
+        for each in drawn
+    )
+    parts = (0, 0.5, 1) if frame.top > 1 else (0, 1)
+    levels = tuple(
+        Level(frame.place(now_ms, frame.top * part)[1], short_count(frame.top * part))
+        for part in parts
+    )
+    most = count_text(max(value for each in drawn for _, value in each.points))
+    minutes = (now_ms - frame.first_ms) / 60_000
+    shown = f"{minutes / 60:.0f} h" if minutes > 120 else f"{minutes:.0f} min"
+    newest = "; ".join(f"{each.name} {each.now}" for each in lines)
+    summary = f"{title} over the last {shown}. Now: {newest}. The most: {most}{unit}"
+    return Chart(summary, lines, levels, _moments(frame.first_ms, now_ms))
 
-    def place(at_ms: float, value: float) -> tuple[float, float]:
-        x = LEFT + (WIDTH - LEFT) * min(max((at_ms - first_ms) / span_ms, 0.0), 1.0)
-        return round(x, 1), round(_TOP + depth * (1 - value / top), 1)
 
-    def path(each: Series) -> str:
+def draw_spark(points: Sequence[tuple[float, float]], now_ms: float) -> str:
+    """Return the path of a small line without axes; nothing without two points, or for zeros."""
+    if len(points) < 2 or not any(value for _, value in points):
+        return ""
+    area = (1.0, 2.0, SPARK_WIDTH - 2.0, SPARK_HEIGHT - 4.0)
+    return _Frame.around([Series("", points)], now_ms, area).path(points)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where times from `first_ms` to `now_ms` and values from 0 to `top` are in an area.
+
+    `area` is x, y, width and height.
+    """
+
+    first_ms: float
+    now_ms: float
+    top: float
+    area: tuple[float, float, float, float]
+
+    @classmethod
+    def around(
+        cls, series: Sequence[Series], now_ms: float, area: tuple[float, float, float, float]
+    ) -> _Frame:
+        """Return the frame that all points of these series are in."""
+        first_ms = min(now_ms - _SPAN_MS_MIN, *(each.points[0][0] for each in series))
+        most = max(value for each in series for _, value in each.points)
+        return cls(first_ms, now_ms, _ceiling(most), area)
+
+    def place(self, at_ms: float, value: float) -> tuple[float, float]:
+        """Return x and y of a point."""
+        left, top, width, height = self.area
+        part = (at_ms - self.first_ms) / (self.now_ms - self.first_ms)
+        x = left + width * min(max(part, 0.0), 1.0)
+        return round(x, 1), round(top + height * (1 - value / self.top), 1)
+
+    def path(self, points: Sequence[tuple[float, float]]) -> str:
+        """Return the line through points, which has gaps where samples failed."""
         parts, before_ms = [], -float("inf")
-        for at_ms, value in each.points:
-            x, y = place(at_ms, value)
-            parts.append(f"{'M' if at_ms - before_ms > _GAP_MS else 'L'}{x} {y}")
+        for at_ms, value in points:
+            x, y = self.place(at_ms, value)
+            gap_ms = _GAP_STEPS * 1000 * step_seconds((self.now_ms - before_ms) / 1000)
+            parts.append(f"{'M' if at_ms - before_ms > gap_ms else 'L'}{x} {y}")
             before_ms = at_ms
         return "".join(parts)
 
-    lines = tuple(
-        Line(each.name, path(each), f"{count_text(each.points[-1][1])}{unit}") for each in drawn
-    )
-    parts = (0, 0.5, 1) if top > 1 else (0, 1)
-    levels = tuple(
-        Level(round(_TOP + depth * (1 - part), 1), short_count(top * part)) for part in parts
-    )
-    newest = "; ".join(f"{each.name} {each.now}" for each in lines)
-    summary = f"{title} over the last {span_ms / 60_000:.0f} min. Now: {newest}"
-    return Chart(
-        f"{summary}. The most: {count_text(most)}{unit}", lines, levels, _moments(first_ms, now_ms)
-    )
-
 
 def _moments(first_ms: float, now_ms: float) -> tuple[Moment, ...]:
+    pattern = "%H:%M:%S" if now_ms - first_ms < 7_200e3 else "%H:%M"
     middle_ms = (first_ms + now_ms) / 2
-    return (
-        Moment(LEFT, _clock(first_ms), "start"),
-        Moment((LEFT + WIDTH) / 2, _clock(middle_ms), "middle"),
-        Moment(WIDTH, _clock(now_ms), "end"),
+    places = (
+        (LEFT, first_ms, "start"),
+        ((LEFT + WIDTH) / 2, middle_ms, "middle"),
+        (WIDTH, now_ms, "end"),
     )
-
-
-def _clock(at_ms: float) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%H:%M:%S")
+    return tuple(
+        Moment(x, int(at_ms), datetime.fromtimestamp(at_ms / 1000, UTC).strftime(pattern), anchor)
+        for x, at_ms, anchor in places
+    )
 
 
 def _ceiling(value: float) -> float:

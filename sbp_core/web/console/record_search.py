@@ -18,9 +18,9 @@ from sbp_core.records.stream_decoder import Records, StreamDecoder
 from sbp_core.web.records.fetching import fetch_records
 from sbp_core.wording import listed
 
-SEARCH_SECONDS: Final = 5.0
+SEARCH_SECONDS: Final = 2.0
 SEARCH_BYTES_MAX: Final = 64 * limits.MIB
-"""A search ends after this time, or this much of the stream; its page has a link to go on."""
+"""A search ends after this time, or this much of the stream; its page goes on behind it."""
 _WAIT_MS: Final = 1_000
 
 
@@ -102,6 +102,12 @@ class Found:
     def records(self) -> list[dict[str, Any]]:
         """The records that fit, in the order of their offsets."""
         return [record for piece in self.pieces for record in piece.records]
+
+    def add(self, further: Found) -> None:
+        """Join the outcome of the search that went on behind this one."""
+        self.end = further.end
+        self.pieces += further.pieces
+        self.faults += further.faults
 
     def newest(self, count: int) -> Found:
         """Return the last records, `count` at most, and the part of the stream that has them."""

@@ -29,6 +29,7 @@ from sbp_core.web.console.stream import REACH_MS, find_reach, find_stream
 from sbp_core.web.console.streams import titled
 from sbp_core.web.console.submissions import Done
 from sbp_core.web.console.tables import link_to, parse_count
+from sbp_core.web.console.words import moment_element
 from sbp_core.web.problems import status_of
 from sbp_core.wording import escape, listed
 
@@ -59,11 +60,13 @@ async def show_records(visit: Visit) -> Response:
         failure, status = str(error), status_of(error)
     before = max(found.start - asked.count, at.start_offset)
     headings, rows = make_table(found)
+    turned = {"live": None, "order": "newest" if asked.is_newest_first else None}
     return visit.page(
         *("records.html", f"Records of {info.label}"),
         status=status,
         stream=info,
         asked=asked,
+        asked_from=query.get("from", "").strip(),
         at=at,
         failure=failure,
         found=found,
@@ -73,10 +76,10 @@ async def show_records(visit: Visit) -> Response:
             (each.name, link_to(f"{path}/export.{end}", query, live=None, **asked.frozen(found)))
             for end, each in FORMATS.items()
         ],
-        earlier=link_to(path, query, **{"from": str(before)}, live=None)
+        earlier=link_to(path, query, **{"from": str(before)}, **turned)
         if found.start > at.start_offset
         else None,
-        later=link_to(path, query, **{"from": str(found.end)}, live=None)
+        later=link_to(path, query, **{"from": str(found.end)}, **turned)
         if found.end < at.readable_end
         else None,
     )
@@ -87,8 +90,13 @@ async def export(visit: Visit) -> Response:
     info, end = await find_stream(visit), visit.named("end")
     if end not in FORMATS:
         raise NotFoundError.of(f"there is no export {end!a}: ask for {', '.join(FORMATS)}")
-    at = await find_reach(visit.client, info.stream_id)
-    found = await _Asked.of(visit.query).search(visit.client, info, at)
+    at, asked = await find_reach(visit.client, info.stream_id), _Asked.of(visit.query)
+    found = await asked.search(visit.client, info, at)
+    while asked.finds_more(found, at):  # a search is short, and the page has joined several
+        further = await replace(asked, start=str(found.end)).search(visit.client, info, at)
+        if further.end == found.end:
+            break
+        found.add(further)
     try:
         content = await asyncio.to_thread(FORMATS[end].write, found)
     except ValueError as error:  # of Arrow
@@ -135,17 +143,17 @@ async def ask_record(visit: Visit) -> Response:
         ]
         if schema is not None:
             fields = [Field("columns", "Columns, as JSON", form["columns"], is_long=True)]
-        title = f"Append a record to {info.label}"
+        title = f"Produce a record to {info.label}"
         return visit.form(title, fields, f"/streams/{info.stream_id}/records")
     make_batch(info, schema, form)
     text = form["columns"] if schema is not None else form["value"]
     question = Question(
-        title=f"Append a record to {titled(info)}?",
+        title=f"Produce a record to {titled(info)}?",
         facts=[
             f"Its {'columns are' if schema is not None else 'value is'}: {_short(text)}",
             "It gets the next offset and the time of now. A record cannot be taken back.",
         ],
-        button="Append it",
+        button="Produce it",
         back=f"/streams/{info.stream_id}/records",
         carried=form,
     )
@@ -190,6 +198,8 @@ class _Asked:
     is_live: bool
     fault: str = ""
     """Why `count` is not the number that the address has."""
+    is_turned: bool = False
+    """Whether the newest records are first although `start` is an offset."""
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> _Asked:
@@ -203,8 +213,10 @@ class _Asked:
             *(query.get(each, "").strip() for each in ("text", "key", "header", "column"))
         )
         is_live = "live" in query
-        start = query.get("from", "").strip()
-        return cls(start if start and not is_live else f"-{count}", count, wanted, is_live, fault)
+        start = "" if is_live else query.get("from", "").strip()
+        if not start:  # the newest records, or all that fit
+            start = f"-{count}" if is_live or wanted.is_empty else "earliest"
+        return cls(start, count, wanted, is_live, fault, query.get("order") == "newest")
 
     async def search(self, client: AsyncClient, info: StreamInfo, at: Reach) -> Found:
         """Return the records.
@@ -235,8 +247,18 @@ class _Asked:
 
     @property
     def is_newest_first(self) -> bool:
-        """Whether the page shows the end of the stream."""
-        return self.is_live or self.start.startswith("-")
+        """Whether the page begins at its end; a search shows records in the order it finds them."""
+        is_at_end = self.start.startswith("-") or self.is_turned
+        return self.is_live or (is_at_end and self.wanted.is_empty)
+
+    def finds_more(self, found: Found, at: Reach) -> bool:
+        """Whether a search that goes on may find records that are asked for."""
+        return (
+            not self.wanted.is_empty
+            and not self.is_live
+            and len(found.records) < self.count
+            and found.end < at.readable_end
+        )
 
     def frozen(self, found: Found) -> dict[str, str]:
         """Return the part of an address that asks for these again, whatever is appended then."""
@@ -263,13 +285,14 @@ def make_table(
 
     Some records may be plain and others typed: the headings are in the order of their appearance.
     """
-    records = found.records
-    headings = _headings(records)
-    rows = [
-        (record["offset"], [_maybe_short(fields.get(each)) for each in headings])
-        for record in records
-        for fields in (_fields(record),)
-    ]
+    headings = _headings(found.records)
+    rows = []
+    for piece in found.pieces:
+        times = {each.name for each in piece.rows.schema if getattr(each.type, "tz", None)}
+        for record in piece.records:
+            fields = _fields(record)
+            cells = [_maybe_cell(fields.get(each), is_time=each in times) for each in headings]
+            rows.append((record["offset"], cells))
     return headings, rows
 
 
@@ -290,9 +313,11 @@ def _maybe_text(value: Any) -> str | None:
     return json.dumps(value, ensure_ascii=False) if data is None else f"0x{data.hex()}"
 
 
-def _maybe_short(value: Any) -> str | None:
+def _maybe_cell(value: Any, *, is_time: bool) -> str | None:
     text = _maybe_text(value)
-    return None if text is None else _short(text)
+    if text is None:
+        return None
+    return moment_element(text) if is_time else _short(text)
 
 
 def _short(text: str) -> str:

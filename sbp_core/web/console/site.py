@@ -191,8 +191,11 @@ class Visit:
         return self.request.path_params[name]
 
     def samples(self) -> Samples:
-        """Return what was sampled for the caller, and go on with it while somebody looks."""
-        return Site.of(self.request).sampler.look(self.client)
+        """Return what was sampled for the caller, and go on with it."""
+        site, request = Site.of(self.request), self.request
+        if site.sessions.maybe_token(request) is None:
+            return site.sampler.look(self.client)
+        return site.sampler.look(self.client, site.sessions.watch(request))
 
     def page(self, template: str, title: str, *, status: int = 200, **values: object) -> Response:
         """Return a page: a template within the frame, with `values`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -22,6 +23,7 @@ from sbp_core.quantities import (
     show_retention,
     show_size,
 )
+from sbp_core.web.console.charts import SPARK_SPAN_MS, draw_spark
 from sbp_core.web.console.health import maybe_cluster
 from sbp_core.web.console.site import Field, Question, Visit, get, post
 from sbp_core.web.console.submissions import Done
@@ -72,7 +74,15 @@ async def show(visit: Visit) -> Response:
     if len(streams) < _SAMPLED_MIN:
         streams = await visit.client.list_streams()
     rows = make_rows(streams, samples, query.get("search", ""))
-    return visit.page("streams.html", "Streams", table=make_table(rows, COLUMNS, query, visit.path))
+    table, now_ms = make_table(rows, COLUMNS, query, visit.path), time.time_ns() / 1_000_000
+    shown = [each.info.stream_id for each in table.rows]
+    past = samples.rates_over_time(shown, now_ms - SPARK_SPAN_MS)
+    return visit.page(
+        *("streams.html", "Streams"),
+        table=table,
+        is_searched=bool(query.get("search", "").strip()),
+        sparks={each: draw_spark(points, now_ms) for each, points in past.items()},
+    )
 
 
 def make_rows(streams: Sequence[StreamInfo], samples: Samples, search: str) -> list[StreamRow]:
