@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from sbp_core.client import AsyncClient, Connecting
     from sbp_core.web.callers import Callers
-    from sbp_core.web.settings import WebSettings
+    from sbp_core.web.web_settings import WebSettings
 
 
 def _make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
     from sbp_core.web.console.app import make_app
-    from sbp_core.web.console.sampling import Sampler
+    from sbp_core.web.console.histories import Sampler
     from sbp_core.web.console.site import Site
 
     sampler = Sampler(stopping, hold=callers.holding)

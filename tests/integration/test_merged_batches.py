@@ -21,7 +21,7 @@ from sbp_core.client import AsyncClient, Client, FetchItem
 from sbp_core.log import merging
 from sbp_core.records import split_envelopes
 from sbp_core.web.console.record_search import RecordFilter, Search
-from sbp_core.web.records.fetching import Span, read_span
+from sbp_core.web.records.record_answers import Span, read_span
 from tests.support.appends import eventually, one_stream, read_all, restore, send
 from tests.support.cluster import CoreCluster, cluster_of, core_cluster
 from tests.support.wire import RawClient

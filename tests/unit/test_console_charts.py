@@ -7,19 +7,20 @@ import re
 from sbp_core.client import RangeInfo, Reach, UnavailableRange
 from sbp_core.errors import ConnectError
 from sbp_core.web.console.charts import (
+    DRAWN_MAX,
     HEIGHT,
     LEFT,
     LINES_MAX,
+    PICTURE_WIDTH,
     SPARK_HEIGHT,
     SPARK_WIDTH,
     WIDTH,
     Series,
     draw,
+    draw_ranges,
     draw_spark,
     span_of,
 )
-from sbp_core.web.console.ranges import DRAWN_MAX, draw_ranges
-from sbp_core.web.console.ranges import WIDTH as PICTURE_WIDTH
 
 NOW_MS = 1_790_000_000_000.0
 

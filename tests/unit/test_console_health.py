@@ -13,7 +13,7 @@ from sbp_core.web.console.health import (
     sampling_problems,
     txn_problems,
 )
-from sbp_core.web.console.sampling import STALE_SECONDS
+from sbp_core.web.console.histories import STALE_SECONDS
 
 
 def server(server_id=1, *, free=None, is_live=True, **options):

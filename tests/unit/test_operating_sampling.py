@@ -24,8 +24,8 @@ from sbp_core.operating.samples import (
     Samples,
     step_seconds,
 )
+from sbp_core.web.console.histories import LOOKED_SECONDS, SAMPLED_MAX, Sampler
 from sbp_core.web.console.overview import summarize
-from sbp_core.web.console.sampling import LOOKED_SECONDS, SAMPLED_MAX, Sampler
 
 
 def test_a_rate_is_of_streams_known_at_both_times_and_never_negative():

@@ -12,12 +12,12 @@ from sbp_core.client.types import Connecting
 from sbp_core.errors import ThrottledError, UnauthenticatedError
 from sbp_core.tls import PublicTls, Tls
 from sbp_core.web import callers as module
+from sbp_core.web.browsers import COOKIE, SESSION_SECONDS, SESSIONS_MAX, Sessions
 from sbp_core.web.callers import IDLE_SECONDS, Callers
 from sbp_core.web.console.app import make_app
-from sbp_core.web.console.sampling import Sampler
+from sbp_core.web.console.histories import Sampler
 from sbp_core.web.console.site import Site
-from sbp_core.web.sessions import COOKIE, SESSION_SECONDS, SESSIONS_MAX, Sessions
-from sbp_core.web.settings import WebSettings
+from sbp_core.web.web_settings import WebSettings
 
 TLS = Tls("ca.pem", "own.pem", "own.key")
 OWN = Connecting(tls=TLS, credentials=Credentials("token"))

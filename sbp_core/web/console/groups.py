@@ -30,9 +30,8 @@ from sbp_core.operating.cursor_moves import (
 )
 from sbp_core.operating.samples import Samples
 from sbp_core.web.console.charts import LINES_MAX, SPANS, Series, draw, span_of
-from sbp_core.web.console.site import Question, Visit, get, post
-from sbp_core.web.console.submissions import Done, check_typed
-from sbp_core.web.console.tables import Column, make_table, parse_count
+from sbp_core.web.console.site import Done, Question, Visit, check_typed, get, post
+from sbp_core.web.console.sorting import Column, make_table, parse_count
 from sbp_core.web.console.words import counted
 from sbp_core.wording import listed
 

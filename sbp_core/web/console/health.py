@@ -12,7 +12,7 @@ from sbp_core import limits
 from sbp_core.client import AsyncClient, ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import PermissionDeniedError, UnsupportedError
 from sbp_core.operating.samples import Lags, Samples
-from sbp_core.web.console.sampling import STALE_SECONDS
+from sbp_core.web.console.histories import STALE_SECONDS
 from sbp_core.web.console.words import counted, size_text
 
 PROBE_MS: Final = 1_000

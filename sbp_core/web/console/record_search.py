@@ -15,7 +15,7 @@ from sbp_core.client import AsyncClient, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, DamagedBatchError, SbpError
 from sbp_core.quantities import quoted
 from sbp_core.records.stream_decoder import Records, StreamDecoder
-from sbp_core.web.records.fetching import fetch_records
+from sbp_core.web.records.record_answers import fetch_records
 from sbp_core.wording import listed
 
 SEARCH_SECONDS: Final = 2.0

@@ -24,11 +24,10 @@ from sbp_core.records import StreamSchema, encode_columns, encode_rows
 from sbp_core.records.json_lines import parse_json_lines
 from sbp_core.records.json_parsing import RowFault
 from sbp_core.web.console.record_search import Found, RecordFilter, Search, check_column
-from sbp_core.web.console.site import Field, Question, Visit, get, post
+from sbp_core.web.console.site import Done, Field, Question, Visit, get, post
+from sbp_core.web.console.sorting import link_to, parse_count
 from sbp_core.web.console.stream import REACH_MS, find_reach, find_stream
 from sbp_core.web.console.streams import titled
-from sbp_core.web.console.submissions import Done
-from sbp_core.web.console.tables import link_to, parse_count
 from sbp_core.web.console.words import moment_element
 from sbp_core.web.problems import status_of
 from sbp_core.wording import escape, listed

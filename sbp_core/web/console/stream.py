@@ -14,12 +14,10 @@ from sbp_core.errors import ConfigurationError, RefusedError, StatusCode
 from sbp_core.quantities import is_offset, show_retention
 from sbp_core.records import Change, compare_schemas, field_text
 from sbp_core.records.stream_schema import type_text
-from sbp_core.web.console import tables
-from sbp_core.web.console.charts import SPANS, Series, draw, span_of
-from sbp_core.web.console.ranges import draw_ranges, end_of
-from sbp_core.web.console.site import Field, Question, Visit, get, post
+from sbp_core.web.console import sorting
+from sbp_core.web.console.charts import SPANS, Series, draw, draw_ranges, end_of, span_of
+from sbp_core.web.console.site import Done, Field, Question, Visit, check_typed, get, post
 from sbp_core.web.console.streams import StreamForm, check_is_new, parse_count, titled
-from sbp_core.web.console.submissions import Done, check_typed
 from sbp_core.web.console.words import count_text, counted
 from sbp_core.wording import listed
 
@@ -64,7 +62,7 @@ async def show_schema(visit: Visit) -> Response:
     info = await find_stream(visit)
     versions = (await visit.client.describe_schemas([info.stream_id]))[info.stream_id]
     numbered = {each.version: each for each in versions}
-    numbers = [tables.parse_count(visit.query.get(each, "")) for each in ("before", "after")]
+    numbers = [sorting.parse_count(visit.query.get(each, "")) for each in ("before", "after")]
     before, after = (None if each is None else numbered.get(each) for each in numbers)
     history = [
         (version, compare_versions(earlier, version))

@@ -25,9 +25,8 @@ from sbp_core.quantities import (
 )
 from sbp_core.web.console.charts import SPARK_SPAN_MS, draw_spark
 from sbp_core.web.console.health import maybe_cluster
-from sbp_core.web.console.site import Field, Question, Visit, get, post
-from sbp_core.web.console.submissions import Done
-from sbp_core.web.console.tables import Column, make_table
+from sbp_core.web.console.site import Done, Field, Question, Visit, get, post
+from sbp_core.web.console.sorting import Column, make_table
 from sbp_core.web.console.words import counted
 
 _SAMPLED_MIN: Final = 1_000

@@ -13,8 +13,7 @@ from sbp_core.client import AsyncClient, TxnInfo, TxnPart
 from sbp_core.client.txn_remarks import ADVICE, loss_lines
 from sbp_core.errors import NotFoundError
 from sbp_core.web.console.health import PROBE_MS
-from sbp_core.web.console.site import Question, Visit, get, post
-from sbp_core.web.console.submissions import Done, check_typed
+from sbp_core.web.console.site import Done, Question, Visit, check_typed, get, post
 from sbp_core.web.console.words import counted
 
 _PATH: Final = "/transactions"
