@@ -53,7 +53,7 @@ class _Entry:
 class Callers:
     """Clients of the cluster, one for each identity that asks.
 
-    `clients_max` at most: the one that is unused for longest is closed for one more. One that is
+    `clients_max` at most: the client that is unused for longest makes room. A client that is
     unused for IDLE_SECONDS is closed, some minutes later at most. With `sessions`, a request may be
     of one instead of having a token.
     """

@@ -196,7 +196,7 @@ class HttpListener:
         return bound
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Close the port, and all connections; those with a request when that is answered.
+        """Close the port and all connections; a connection with a request after its answer.
 
         A request that takes longer than `grace_seconds` is cut off.
         """
@@ -237,7 +237,7 @@ class HttpListener:
         task.add_done_callback(on_done)
 
     def _has_room(self) -> bool:
-        """Whether there is room for a connection; the one that is idle for longest makes it."""
+        """Whether there is room for a connection; the connection idle for longest makes it."""
         connections = self._connections
         if len(connections) + len(self._connecting) < self._limits.connections_max:
             return True
@@ -263,7 +263,7 @@ class HttpListener:
                 ssl=context,
                 ssl_handshake_timeout=timeout,
             )
-        except (OSError, TimeoutError) as error:  # also what is no TLS
+        except (OSError, TimeoutError) as error:  # also if the peer speaks no TLS
             _LOG.debug("HTTP connection lost at once: %s", error)
             accepted.close()
 

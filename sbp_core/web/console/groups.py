@@ -36,7 +36,7 @@ from sbp_core.web.console.words import counted
 from sbp_core.wording import listed
 
 _ANSWER_MS: Final = 3_000
-"""How long range servers are waited for, to show what is known without them."""
+"""How long a page waits for range servers, before it shows the rest without them."""
 _FIELD: Final = "to-"
 """The field of a stream in the form of a reset begins so; its id follows."""
 
@@ -193,13 +193,15 @@ async def ask_reset(visit: Visit) -> Response:
 
 
 async def ask_deletion(visit: Visit) -> Response:
-    """Show what it means to delete the cursors of a group, or that of one stream."""
+    """Show what it means to delete the cursors of a group, or its cursor in one stream."""
     group = visit.named("group")
     cursors, infos, _ = await _existing(visit)
     stream_id = parse_count(visit.query.get("stream", ""))
     question = Question(
         title=f"Delete cursors of group {group}?",
-        facts=["Its consumers then begin where their settings say, as those of a new group do."],
+        facts=[
+            "Its consumers then begin where their settings say, as the consumers of a new group do."
+        ],
         button="Delete",
         back=group_path(group),
         typed=group,

@@ -146,7 +146,7 @@ class Search:
         self._found = Found(span[0], span[0])
 
     async def run(self, client: AsyncClient) -> Found:
-        """Return what is found within the bounds of a search.
+        """Return the records that are found within the bounds of a search.
 
         Raises SbpError if nothing can be read; where something was, the result has the error.
         """
@@ -189,7 +189,7 @@ class Search:
 def _choose(
     decoded: Records, wanted: RecordFilter, count_max: int, label: str
 ) -> tuple[Piece, int]:
-    """Return the first records that fit, and the offset behind the last one that was looked at."""
+    """Return the first records that fit, and the offset behind the last record that was checked."""
     records, indexes = [], []
     for index, record in enumerate(decoded.describe(label)):
         if wanted.fits(record):

@@ -23,7 +23,7 @@ from sbp_core.quantities import quoted
 from sbp_core.records import StreamSchema, encode_columns, encode_rows
 from sbp_core.records.json_lines import parse_json_lines
 from sbp_core.records.json_parsing import RowFault
-from sbp_core.web.console.record_search import Found, RecordFilter, Search, check_column
+from sbp_core.web.console.record_search import Found, Piece, RecordFilter, Search, check_column
 from sbp_core.web.console.site import Done, Field, Question, Visit, get, post
 from sbp_core.web.console.sorting import link_to, parse_count
 from sbp_core.web.console.stream import REACH_MS, find_reach, find_stream
@@ -122,7 +122,10 @@ async def show_record(visit: Visit) -> Response:
         *("record.html", f"Record {offset} of {info.label}"),
         stream=info,
         offset=offset,
-        fields=[describe_field(*each) for each in _fields(found.records[0]).items()],
+        fields=[
+            describe_field(name, value, is_time=name in _times(found.pieces[0]))
+            for name, value in _fields(found.records[0]).items()
+        ],
         previous=offset - 1 if offset > at.start_offset else None,
         next=offset + 1 if offset + 1 < at.readable_end else None,
     )
@@ -287,12 +290,17 @@ def make_table(
     headings = _headings(found.records)
     rows = []
     for piece in found.pieces:
-        times = {each.name for each in piece.rows.schema if getattr(each.type, "tz", None)}
+        times = _times(piece)
         for record in piece.records:
             fields = _fields(record)
             cells = [_maybe_cell(fields.get(each), is_time=each in times) for each in headings]
             rows.append((record["offset"], cells))
     return headings, rows
+
+
+def _times(piece: Piece) -> set[str]:
+    """Return the names of columns that are points in time: timestamps with a zone."""
+    return {each.name for each in piece.rows.schema if getattr(each.type, "tz", None)}
 
 
 def _fields(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -324,8 +332,10 @@ def _short(text: str) -> str:
     return f"{escape(text[:SHOWN_CHARACTERS])}{rest}"
 
 
-def describe_field(name: str, value: Any) -> tuple[str, str, str]:
+def describe_field(name: str, value: Any, *, is_time: bool = False) -> tuple[str, str, str]:
     """Return the name, the kind and the whole text of a value; bytes are a hexadecimal dump."""
+    if is_time and isinstance(value, str):
+        return name, "time", moment_element(value)
     data = _maybe_bytes(value)
     if data is not None:
         return name, f"{len(data)} bytes", _hex_dump(data)

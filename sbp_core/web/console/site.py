@@ -33,13 +33,13 @@ from sbp_core.web.console.histories import Sampler
 from sbp_core.web.console.sorting import link_to
 
 KEPT_MAX: Final = 1_000
-"""Actions that are remembered; the oldest one that is over is forgotten for one more."""
+"""Actions that are remembered. A further action replaces the oldest action that is over."""
 _KEY_LENGTH: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An action that was done: the page that follows, and what is said there, a line each."""
+    """An action that was done: the page that follows, and the lines that the page says about it."""
 
     path: str
     notice: tuple[str, ...]
@@ -57,7 +57,7 @@ class Submissions:
         return secrets.token_hex(_KEY_LENGTH // 2)
 
     async def once(self, key: str, act: Callable[[], Awaitable[Done]]) -> Done:
-        """Return what the action of a form comes to; one that runs or ran is not begun again.
+        """Return the outcome of the action of a form. An action runs once for each form.
 
         An action that failed may be tried again with the same form. It goes on if the caller
         leaves. Raises what the action raises, InvalidRequestError without a key.
@@ -72,7 +72,7 @@ class Submissions:
         return await asyncio.shield(task)
 
     def maybe_notice(self, key: str) -> tuple[str, ...]:
-        """Return what is to be said about the action of a form; nothing if it is not known."""
+        """Return the lines about the action of a form; none if the action is not known."""
         task = self._tasks.get(key)
         is_done = task is not None and task.done() and not task.cancelled()
         if task is None or not is_done or task.exception() is not None:
@@ -201,7 +201,7 @@ class Site:
         return fields
 
     def _csrf(self, request: Request) -> str:
-        """Return what forms of a session have, and those of other sessions have not."""
+        """Return the secret in the forms of a session, which no other session has."""
         session = request.cookies.get(COOKIE, "")
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 

@@ -30,7 +30,7 @@ from sbp_core.web.console.sorting import Column, make_table
 from sbp_core.web.console.words import counted
 
 _SAMPLED_MIN: Final = 1_000
-"""From this many streams on, a page shows those of the last sample, which is seconds old."""
+"""From this many streams on, a page lists the streams of the last sample, which is seconds old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ def maybe_refusal(spec: StreamSpec, servers: Sequence[RangeServerInfo]) -> str |
 
 
 def check_is_new(name: str, found: Sequence[StreamInfo]) -> None:
-    """Raise ConfigurationError if there is a stream of this name; `found` are those looked up."""
+    """Raise ConfigurationError if `found`, the streams of this name, has one."""
     if found:
         raise ConfigurationError(f"there is a stream {name} (id {found[0].stream_id}) already")
 

@@ -48,7 +48,7 @@ class TxnRow:
 
 
 async def show(visit: Visit) -> Response:
-    """Show the transactions by state; those that are over on demand."""
+    """Show the transactions by state; finished transactions on demand."""
     down = await _find_down(visit.client)
     producer = visit.query.get("producer", "").strip() or None
     txns = await visit.client.describe_txns(producer, spared=down)
@@ -79,7 +79,7 @@ async def ask_give_up(visit: Visit) -> Response:
 
 
 async def give_up(visit: Visit, fields: Mapping[str, str]) -> Done:
-    """Give up what is lost of a batch."""
+    """Give up the lost parts of a batch."""
     producer, number = visit.named("producer"), visit.named("batch")
     check_typed(producer, fields.get("typed", ""))
     loss = await visit.client.give_up_txn(producer, number)
@@ -89,9 +89,9 @@ async def give_up(visit: Visit, fields: Mapping[str, str]) -> Done:
 def group_by_state(
     txns: Sequence[TxnInfo], *, is_open_only: bool
 ) -> list[tuple[str, int, list[TxnRow]]]:
-    """Return state, count and rows of the transactions, those that need somebody first.
+    """Return state, count and rows of the transactions; states that need somebody are first.
 
-    ROWS_MAX of a state are shown: the oldest, or the newest of those that are over.
+    ROWS_MAX of a state are shown: the oldest, or of a finished state the newest.
     """
     counts = Counter(txn.state for txn in txns)
     groups = []

@@ -97,7 +97,7 @@ def retention_text(info: StreamInfo) -> str:
 
 
 def streams_text(stream_ids: Sequence[int], names: Mapping[int, str]) -> str:
-    """Return the names of streams, or ids of those whose names are not known; some are counted."""
+    """Return the names of streams, ids where names are not known; from _NAMED_MAX on, a count."""
     shown = [names.get(each) or str(each) for each in stream_ids[:_NAMED_MAX]]
     rest = len(stream_ids) - len(shown)
     return (", ".join(shown) or "-") + (f" and {rest} more" if rest else "")

@@ -260,7 +260,7 @@ def parse_bytes(body: bytearray, target: Target) -> pa.RecordBatch:
 def parse_arrow(body: bytearray, target: Target) -> pa.RecordBatch:
     """Return the rows of a stream in Arrow's IPC format, with the columns found by name.
 
-    For a plain stream the columns are those of ROWS_SCHEMA; one that is missing is null.
+    For a plain stream the columns are those of ROWS_SCHEMA; a column that is missing is null.
     """
     try:
         rows = read_arrow_stream(body, target.arrow, target.check_wanted)

@@ -65,7 +65,7 @@ def tail_of(at: Reach) -> int:
 async def resolve(client: AsyncClient, at: Reach, text: str, *, is_end: bool = False) -> int:
     """Return the offset of a position such as latest, -10 or a time, in the stream of `at`.
 
-    An end may be beyond the tail, which is returned then. Raises ConfigurationError for what is no
+    An end beyond the tail becomes the tail. Raises ConfigurationError for what is no
     position, OffsetOutOfRangeError for an offset that the stream does not have.
     """
     position = parse_position(text)

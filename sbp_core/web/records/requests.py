@@ -42,8 +42,8 @@ _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _PIECE_BYTES: Final = 64 * limits.KIB
 """Bytes that are decompressed at a time."""
 _REFUSAL_SECONDS: Final = 0.1
-"""How long the answer to a body that is refused is held, so that a client that sends one such body
-after the other takes little time from the other clients."""
+"""How long the answer to a refused body is held, so that a client that sends many bad bodies takes
+little time from the other clients."""
 _MEMBERS_MAX: Final = 1024
 """Members of a gzip body. Writers of blocks fill each with some 64 KiB."""
 

@@ -104,7 +104,7 @@ function labelCells(table) {
   }
 }
 
-// ---- Columns that a reader leaves out, by table. The chooser is outside of what is refreshed.
+// ---- Columns that a reader leaves out, by table. The chooser stays when its table is refreshed.
 
 function showChoosers() {
   for (const table of findAll("table[data-columns]")) {
