@@ -187,6 +187,11 @@ def test_a_record_of_a_form_is_one_batch_and_its_faults_are_named():
     batch = make_batch(info, None, {"key": "", "value": "x"})
     (plain,) = StreamDecoder(1, 0).decode(decode_envelope(batch)).rows.to_pylist()
     assert (plain["key"], plain["value"]) == (None, b"x")
+    batch = make_batch(info, None, {"key": "k", "value": "x", "headers": "a=1=2\r\nb=\r\n"})
+    (plain,) = StreamDecoder(1, 0).decode(decode_envelope(batch)).rows.to_pylist()
+    assert (plain["key"], plain["headers"]) == (b"k", [("a", b"1=2"), ("b", b"")])
+    with pytest.raises(ConfigurationError, match="headers: write each as name=value"):
+        make_batch(info, None, {"headers": "a"})
     schema = StreamSchema.of(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     assert make_batch(info, schema, {"columns": '{"id": 3}'})
     for wrong, fault in (("{", "it is no JSON"), ('{"di": 3}', "'di'"), ("{}", "id")):

@@ -135,16 +135,16 @@ async def ask_record(visit: Visit) -> Response:
     """Show the form of a record to append; with one, what it will be."""
     info, query = await find_stream(visit), visit.query
     schema = await _maybe_schema(visit.client, info)
-    form = {each: query.get(each, "") for each in ("key", "value", "columns")}
+    form = {each: query.get(each, "") for each in ("key", "value", "headers", "columns")}
     if not form.keys() & query.keys():
-        example = {each.name: None for each in schema.arrow} if schema is not None else {}
-        form["columns"] = form["columns"] or json.dumps(example, ensure_ascii=False)
         fields = [
-            Field("key", "Key", form["key"], is_required=False),
-            Field("value", "Value", form["value"], is_required=False, is_long=True),
+            Field("key", "Key", is_required=False),
+            Field("value", "Value", is_required=False, is_long=True),
+            Field("headers", "Headers, name=value, one a line", is_required=False, is_long=True),
         ]
         if schema is not None:
-            fields = [Field("columns", "Columns, as JSON", form["columns"], is_long=True)]
+            example = json.dumps({each.name: None for each in schema.arrow}, ensure_ascii=False)
+            fields = [Field("columns", "Columns, as JSON", example, is_long=True)]
         title = f"Produce a record to {info.label}"
         return visit.form(title, fields, f"/streams/{info.stream_id}/records")
     make_batch(info, schema, form)
@@ -174,7 +174,14 @@ async def append_record(visit: Visit, fields: Mapping[str, str]) -> Done:
 def make_batch(info: StreamInfo, schema: StreamSchema | None, fields: Mapping[str, str]) -> bytes:
     """Return the record batch of a form. Raises ConfigurationError for what does not fit."""
     now_ms = time.time_ns() // 1_000_000
-    plain = {"key": fields.get("key") or None, "value": fields.get("value", "")}
+    headers = [each.split("=", 1) for each in fields.get("headers", "").splitlines() if each]
+    if any(len(each) < 2 for each in headers):
+        raise ConfigurationError("headers: write each as name=value, in a line of its own")
+    plain = {
+        "key": fields.get("key") or None,
+        "value": fields.get("value", ""),
+        "headers": headers or None,
+    }
     line = json.dumps(plain) if schema is None else fields.get("columns", "")
     try:
         rows = parse_json_lines([line.encode()], schema, default_timestamp_us=now_ms * 1000)

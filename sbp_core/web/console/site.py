@@ -28,7 +28,7 @@ from sbp_core.errors import ConfigurationError, InvalidRequestError, PermissionD
 from sbp_core.operating.samples import Samples
 from sbp_core.web.browsers import COOKIE, check_same_site
 from sbp_core.web.callers import Callers
-from sbp_core.web.console import words
+from sbp_core.web.console import charts, words
 from sbp_core.web.console.histories import Sampler
 from sbp_core.web.console.sorting import link_to
 
@@ -143,6 +143,9 @@ class Site:
             lstrip_blocks=True,
         )
         self._templates.filters.update(words.FILTERS)
+        self._templates.globals.update(
+            chart_spans=(*charts.SPANS,), spark_size=(charts.SPARK_WIDTH, charts.SPARK_HEIGHT)
+        )
 
     @staticmethod
     def of(request: Request) -> Site:
