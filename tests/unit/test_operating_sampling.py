@@ -177,7 +177,8 @@ def test_clients_are_sampled_while_they_are_wanted_and_the_last_of_them_make_roo
             yield
             held.remove(client)
 
-        sampler, open_sessions = Sampler(stopping := asyncio.Event(), hold=hold), {"user"}
+        clock, stopping = [0.0], asyncio.Event()
+        sampler, open_sessions = Sampler(stopping, lambda: clock[0], hold), {"user"}
         first, others = Cluster(), [Cluster() for _ in range(SAMPLED_MAX)]
         seen = sampler.look(first)
         assert sampler.look(first) is seen
@@ -186,6 +187,10 @@ def test_clients_are_sampled_while_they_are_wanted_and_the_last_of_them_make_roo
         assert sampler.look(first) is not seen  # it was forgotten for the last of the others
         kept = sampler.look(others[-1], lambda: "user" in open_sessions)
         assert sampler.look(others[-1], lambda: "user" in open_sessions) is kept
+        clock[0] = LOOKED_SECONDS + 1
+        sampler.look(first)
+        assert sampler.look(others[-1], lambda: "user" in open_sessions) is kept
+        clock[0] *= 2
         open_sessions.clear()
         sampler.look(first)
         await asyncio.sleep(0.01)

@@ -1,8 +1,8 @@
 """Sampling for the pages of the console: rates and lags over time, a history for each client.
 
-A client is sampled every PERIOD_SECONDS while somebody looks at pages, and every HISTORY_SECONDS
-while nobody does: the client of the console itself for ever, the client of a session as long as the
-session is open.
+A client is sampled every PERIOD_SECONDS while somebody looks at pages. While nobody does, the
+client is sampled every HISTORY_SECONDS if its history is wanted: the client of the console itself
+for ever, the client of a session as long as the session is open.
 """
 
 from __future__ import annotations
@@ -43,24 +43,28 @@ class _History:
         self.task.add_done_callback(lambda _: held.close())
 
     def look(self, is_wanted: Callable[[], bool]) -> Samples:
-        """Return the samples, and take more as long as they are wanted."""
+        """Return the samples, and take more while somebody looks or `is_wanted` says so."""
         self._looked_at = self._clock()
         self._is_wanted = is_wanted
         self._awake.set()
         return self._sampling.samples
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether samples may still be looked at."""
-        return self._is_wanted() and not self.task.done()
+    def _is_looked_at(self) -> bool:
+        return self._clock() - self._looked_at <= LOOKED_SECONDS
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the client is sampled."""
+        return self._is_looked_at or self._is_wanted()
 
     async def _run(self) -> None:
-        while self._is_wanted():
+        while self.is_needed:
             began = self._clock()
             self._awake.clear()
             await self._sampling.try_sample()
             await self._pause(PERIOD_SECONDS - (self._clock() - began))
-            if self._clock() - self._looked_at > LOOKED_SECONDS:
+            if not self._is_looked_at:
                 await self._pause(HISTORY_SECONDS - (self._clock() - began), self._awake)
 
     @staticmethod
@@ -93,11 +97,11 @@ class Sampler:
         self._ending: asyncio.Task[None] | None = None
 
     def look(self, client: AsyncClient, is_wanted: Callable[[], bool] = lambda: True) -> Samples:
-        """Return what was seen with a client, which is sampled as long as `is_wanted` says so."""
+        """Return the samples of a client. `is_wanted` says how long its history is kept."""
         if self._ending is None:
             self._ending = asyncio.create_task(self._end())
         for other, each in [*self._histories.items()]:
-            if other is not client and not each.is_wanted:
+            if other is not client and not each.is_needed:
                 self._forget(other)
         found = self._histories.pop(client, None)
         if found is None or found.task.done():

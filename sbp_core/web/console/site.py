@@ -268,7 +268,7 @@ class Visit:
     def samples(self) -> Samples:
         """Return what was sampled for the caller, and go on with it."""
         site, request = Site.of(self.request), self.request
-        if site.sessions.maybe_token(request) is None:
+        if site.callers.maybe_token(request) is None:
             return site.sampler.look(self.client)
         return site.sampler.look(self.client, site.sessions.watch(request))
 
