@@ -229,7 +229,7 @@ class Samples:
             self.history = thin([*self.history, ends], ends.at_ms)
 
     def note_lags(self, lags: Lags) -> None:
-        """Add lags. What was lost is kept of the newest ones alone."""
+        """Add lags. The newest ones alone keep `lost`."""
         before = [*self.lags]
         if before:
             before[-1] = replace(before[-1], lost={})
