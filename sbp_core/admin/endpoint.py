@@ -15,8 +15,7 @@ from sbp_core.admin.pages import LOOP_SECONDS_MAX, Pages
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.served import Served
 from sbp_core.server.settings import Exposure, ListenerSettings, join_address
-from sbp_core.web.connections import HttpLimits
-from sbp_core.web.listener import HttpListener
+from sbp_core.web.http_listener import HttpLimits, HttpListener
 
 _LOG: Final = logging.getLogger(__name__)
 

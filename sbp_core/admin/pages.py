@@ -33,8 +33,8 @@ from sbp_core.server.served import Condition, Served, Unready
 from sbp_core.server.trust import Standing
 from sbp_core.tls import Contexts
 from sbp_core.tls_expiry import Expiry, expiries, shown
-from sbp_core.web.connections import CERTIFICATE
-from sbp_core.web.origins import check_host
+from sbp_core.web.browsers import check_host
+from sbp_core.web.http_listener import CERTIFICATE
 
 LOOP_SECONDS_MAX: Final = 5.0
 """A loop that does not answer for this long is stuck."""

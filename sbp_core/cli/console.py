@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 
     from sbp_core.client import AsyncClient, Connecting
     from sbp_core.web.callers import Callers
-    from sbp_core.web.settings import WebSettings
+    from sbp_core.web.web_settings import WebSettings
 
 
 def _make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
     from sbp_core.web.console.app import make_app
-    from sbp_core.web.console.sampling import Sampler
+    from sbp_core.web.console.histories import Sampler
     from sbp_core.web.console.site import Site
 
-    return make_app(Site(callers, Sampler(stopping), settings.endpoint))
+    sampler = Sampler(stopping, hold=callers.holding)
+    own = callers.maybe_own()
+    if own is not None:  # so that charts begin before somebody looks
+        sampler.look(own)
+    return make_app(Site(callers, sampler, settings.endpoint))
 
 
 def _make_client(endpoint: str, connecting: Connecting) -> AsyncClient:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from sbp_core.web.callers import Callers
-    from sbp_core.web.settings import WebSettings
+    from sbp_core.web.web_settings import WebSettings
 
 _BODY_BYTES_MAX: Final = 16 * limits.MIB
 _BODY_BYTES_LARGEST: Final = 64 * limits.MIB
@@ -48,9 +48,9 @@ def http(client: ClientOptions, body_bytes_max: int, **given: Any) -> int:
 
     def make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
         del settings
-        from sbp_core.web.records.app import records_app
-        from sbp_core.web.records.bodies import Bodies
-        from sbp_core.web.records.tailing import Tails
+        from sbp_core.web.records.api import records_app
+        from sbp_core.web.records.record_answers import Tails
+        from sbp_core.web.records.requests import Bodies
 
         return records_app(callers, Bodies(body_bytes_max), Tails(stopping))
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sbp_core.cli.service_manager import ServiceManager
     from sbp_core.client import AsyncClient, Connecting
     from sbp_core.web.callers import Callers
-    from sbp_core.web.settings import WebSettings
+    from sbp_core.web.web_settings import WebSettings
 
 _LOG: Final = logging.getLogger(__name__)
 _GRACE_SECONDS: Final = 10.0
@@ -138,11 +138,10 @@ class WebService:
         self, settings: WebSettings, ready: ReadyFile, log: ProcessLog, manager: ServiceManager
     ) -> None:
         from sbp_core.server.settings import join_address
+        from sbp_core.web.browsers import Sessions, of_this_host
         from sbp_core.web.callers import Callers
-        from sbp_core.web.listener import HttpListener
-        from sbp_core.web.origins import of_this_host
-        from sbp_core.web.sessions import Sessions
-        from sbp_core.web.settings import LIMITS
+        from sbp_core.web.http_listener import HttpListener
+        from sbp_core.web.web_settings import LIMITS
 
         loop = asyncio.get_running_loop()
         stopping = loop.create_future()
@@ -183,7 +182,7 @@ class WebService:
 
 
 def _settings(client: ClientOptions, options: Mapping[str, Any]) -> WebSettings:
-    from sbp_core.web.settings import WebSettings
+    from sbp_core.web.web_settings import WebSettings
 
     files = (options["https_cert"], options["https_key"])
     if any(files) and not all(files):

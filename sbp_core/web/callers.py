@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,8 +25,8 @@ from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.identifying import NO_IDENTITIES
 from sbp_core.client.operations.calls import RetryPolicy
 from sbp_core.errors import ThrottledError, UnauthenticatedError
-from sbp_core.web.sessions import Sessions
-from sbp_core.web.settings import WebSettings
+from sbp_core.web.browsers import Sessions
+from sbp_core.web.web_settings import WebSettings
 
 CLIENTS_MAX: Final = 256
 IDLE_SECONDS: Final = 600.0
@@ -52,7 +53,7 @@ class _Entry:
 class Callers:
     """Clients of the cluster, one for each identity that asks.
 
-    `clients_max` at most: the one that is unused for longest is closed for one more. One that is
+    `clients_max` at most: the client that is unused for longest makes room. A client that is
     unused for IDLE_SECONDS is closed, some minutes later at most. With `sessions`, a request may be
     of one instead of having a token.
     """
@@ -149,6 +150,22 @@ class Callers:
         entry.user_count += 1
         used.append(entry)
         return entry.client
+
+    def maybe_own(self) -> AsyncClient | None:
+        """Return the client of requests without a token; None if the cluster would refuse it."""
+        acts = self._settings.has_own_credentials or not self.has_identities
+        return self._entry(None).client if acts and not self._settings.needs_token else None
+
+    @contextmanager
+    def holding(self, client: AsyncClient) -> Iterator[None]:
+        """Keep a client open that is used outside of requests."""
+        (entry,) = (each for each in self._entries.values() if each.client is client)
+        entry.user_count += 1
+        try:
+            yield
+        finally:
+            entry.user_count -= 1
+            entry.used_at = self._clock()
 
     @property
     def has_identities(self) -> bool:

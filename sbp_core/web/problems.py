@@ -4,7 +4,7 @@ A problem has `type`, `title`, `status` and `detail` as RFC 9457 has them, and f
 
     outcome    "not applied", "applied" or "unknown": whether the request may have had its effect
     retriable  whether the same request may succeed later
-    code       the status code of the server of the cluster, if it was one that refused
+    code       the status code of the server of the cluster, if a server refused
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ STATUS_OF: Final[Mapping[type[SbpError], int]] = {
     errors.StoreUnavailableError: 503,
     errors.StorageError: 502,
 }
-"""By class; one that is not here has the status of the class that it is derived from."""
+"""By class. A class that is not listed has the status of its base class."""
 
 
 @dataclass(frozen=True, slots=True)

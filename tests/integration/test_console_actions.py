@@ -54,7 +54,7 @@ def notice(page):
 
 
 def facts(page):
-    return page.locator("main [data-question]")
+    return page.locator("main [data-in-dialog]")
 
 
 def confirm(page, button, typed=None):

@@ -125,7 +125,7 @@ def test_numbers_and_records_move_while_the_page_stays(page, client):
     (info,) = client.create_streams([StreamSpec("moving")])
     page.goto("/streams/moving/records?live=1")
     page.evaluate("window.isSamePage = true")
-    expect(page.locator("main tbody")).to_contain_text("No record here fits")
+    expect(page.locator("main tbody")).to_contain_text("sbp produce moving")
     client.append([AppendItem(info.stream_id, rows_batch([b"first of all"]))])
     expect(page.locator("main tbody")).to_contain_text("first of all")
     assert page.evaluate("window.isSamePage")
@@ -147,7 +147,73 @@ def test_records_are_searched_page_by_page(page):
     page.get_by_role("link", name="Search on").click()
     expect(page.locator("main tbody th")).to_have_text(["119"])
     page.locator("main tbody a").click()
-    expect(page.locator("main")).to_contain_text('"number": 2')
+    expect(page.get_by_role("dialog")).to_contain_text('"number": 2')
+    page.get_by_role("dialog").get_by_role("link", name="Previous").click()
+    expect(page.get_by_role("dialog")).to_contain_text('"index": 38')
+
+
+def test_a_search_goes_on_to_the_end_and_says_how_far_it_is(page, streams):
+    on = '<a href="/streams/plain/records?text=number&count=500&from=100" data-search-on>On</a>'
+
+    def shorten(route):
+        """Answer as if the first step of a search had not come to the end."""
+        answer, links = route.fetch(), 'aria-label="Other records">'
+        route.fulfill(response=answer, body=answer.text().replace(links, links + on))
+
+    page.route(re.compile(r"records\?text=number&count=500$"), shorten)
+    page.goto("/streams/plain/records?text=number&count=500")
+    expect(page.locator(".progress [role=status]")).to_contain_text("140 found. That is the end")
+    expect(page.locator("main tbody th").last).to_have_text("119")
+    saved = page.get_by_role("link", name="Save as CSV")
+    expect(saved).to_have_attribute("href", re.compile("count=140"))
+    page.goto("/streams/plain/records?text=not+there")
+    expect(page.locator("main tbody")).to_contain_text("No record here fits")
+
+
+def test_times_are_of_the_zone_of_the_reader_and_utc_on_demand(browser, url, streams):
+    with opened(browser, url, timezone_id="Asia/Kolkata") as page:
+        page.goto("/streams/plain/records?from=0&count=1")
+        time = page.locator(".records time")
+        expect(time).to_have_text("2023-11-15 03:43:20")
+        expect(time).to_have_attribute("title", "2023-11-14 22:13:20 UTC")
+        page.get_by_label("From").fill("2023-11-15T03:43")
+        page.get_by_role("button", name="Show").click()
+        expect(page).to_have_url(re.compile("from=2023-11-14T22%3A13%3A00Z"))
+        expect(page.get_by_label("From")).to_have_value("2023-11-15T03:43:00")
+
+
+def test_columns_are_left_out_and_stay_so(page):
+    page.goto("/streams")
+    expect(page.get_by_role("columnheader", name="Retention")).to_be_visible()
+    page.locator(".chooser summary").click()
+    page.get_by_label("Retention").uncheck()
+    expect(page.get_by_role("columnheader", name="Retention")).to_have_count(0)
+    page.reload()
+    expect(page.get_by_role("columnheader", name="Records/s")).to_be_visible()
+    expect(page.get_by_role("columnheader", name="Retention")).to_have_count(0)
+
+
+def test_rows_are_cards_on_a_narrow_page(browser, url, streams):
+    with opened(browser, url, viewport={"width": 390, "height": 844}) as page:
+        page.goto("/streams?search=plain")
+        row = page.get_by_role("row").filter(has_text="plain")
+        assert row.bounding_box()["width"] < 390
+        cell = row.get_by_role("cell").filter(has_text="120").first
+        shown = cell.evaluate("each => getComputedStyle(each, '::before').content")
+        assert shown == '"Records"'
+
+
+def test_a_chart_says_its_values_at_the_pointer_and_by_the_keyboard(page, streams):
+    page.goto("/streams/plain")
+    chart = page.locator("#rates [data-chart]")
+    expect(chart).to_be_visible()
+    chart.hover()
+    expect(page.locator("#rates .tip")).to_contain_text("plain:")
+    page.mouse.move(1, 1)
+    expect(page.locator("#rates .tip")).to_have_count(0)
+    chart.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#rates .tip")).to_contain_text("plain:")
 
 
 def test_columns_of_typed_records_are_a_table_and_can_be_searched(page):

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sbp_core.server.settings import Exposure
-from sbp_core.web.connections import HttpLimits
-from sbp_core.web.listener import HttpListener
+from sbp_core.web.http_listener import HttpLimits, HttpListener
 
 PATIENT = HttpLimits(
     connections_max=4,

@@ -23,7 +23,7 @@ def sampled() -> Samples:
     samples.note(Ends.of(3_000, {0: 30, 1: 310, 2: None, 3: 90}))
     samples.note_sizes(1_000, {0: 500, 1: 1_000, 3: 9})
     samples.note_sizes(3_000, {0: 500, 1: 3_000, 3: 99})
-    samples.lags.append(Lags(3_000, {("slow", 1): 40, ("quick", 1): 2, ("slow", 0): 1}, {}))
+    samples.note_lags(Lags.of(3_000, {("slow", 1): 40, ("quick", 1): 2, ("slow", 0): 1}))
     return samples
 
 

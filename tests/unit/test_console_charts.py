@@ -6,9 +6,21 @@ import re
 
 from sbp_core.client import RangeInfo, Reach, UnavailableRange
 from sbp_core.errors import ConnectError
-from sbp_core.web.console.charts import HEIGHT, LEFT, LINES_MAX, WIDTH, Series, draw
-from sbp_core.web.console.ranges import DRAWN_MAX, draw_ranges
-from sbp_core.web.console.ranges import WIDTH as PICTURE_WIDTH
+from sbp_core.web.console.charts import (
+    DRAWN_MAX,
+    HEIGHT,
+    LEFT,
+    LINES_MAX,
+    PICTURE_WIDTH,
+    SPARK_HEIGHT,
+    SPARK_WIDTH,
+    WIDTH,
+    Series,
+    draw,
+    draw_ranges,
+    draw_spark,
+    span_of,
+)
 
 NOW_MS = 1_790_000_000_000.0
 
@@ -24,7 +36,7 @@ def test_a_line_ends_now_and_its_top_is_a_round_number():
     assert [each.text for each in chart.levels] == ["0", "25", "50"]
     assert points(line.path)[0] == (LEFT, chart.levels[0].y)
     assert points(line.path)[-1][0] == WIDTH
-    assert line.now == "42/s"
+    assert (line.now, line.values.split("|")[:2]) == ("42/s", ["0/s", "7/s"])
     assert "The most: 42/s" in chart.summary
     assert all(0 <= y <= HEIGHT for _, y in points(line.path))
 
@@ -34,10 +46,31 @@ def test_a_chart_of_zeros_has_no_halves():
     assert [each.text for each in draw("Lag", [zeros], NOW_MS, "").levels] == ["0", "1"]
 
 
-def test_a_line_has_a_gap_where_nobody_looked():
+def test_a_line_has_a_gap_where_samples_failed():
     seen = [(NOW_MS - 300_000, 1.0), (NOW_MS - 290_000, 1.0), (NOW_MS - 10_000, 1.0), (NOW_MS, 2.0)]
     (line,) = draw("Rate", [Series("all", seen)], NOW_MS, "").lines
     assert re.findall("[ML]", line.path) == ["M", "L", "M", "L"]
+
+
+def test_a_chart_begins_with_its_span_or_the_first_value():
+    seen = [(NOW_MS - minute * 60_000, 1.0) for minute in range(60, -1, -1)]
+    chart = draw("Rate", [Series("all", seen)], NOW_MS, "", 900_000.0)
+    assert [(NOW_MS - each.at_ms) / 60_000 for each in chart.times] == [15, 7.5, 0]
+    assert "over the last 15 min" in chart.summary
+    assert [span_of({"span": each}) for each in ("6 h", "9 h", "")] == ["6 h", "15 min", "15 min"]
+
+
+def test_old_points_are_connected_although_they_are_further_apart():
+    seen = [(NOW_MS - minute * 60_000, 1.0) for minute in (700, 695, 690, 600, 595)]
+    (line,) = draw("Rate", [Series("all", seen)], NOW_MS, "").lines
+    assert re.findall("[ML]", line.path) == ["M", "L", "L", "M", "L"]
+
+
+def test_a_spark_fits_its_cell_and_is_left_out_for_zeros():
+    path = draw_spark([(NOW_MS - 60_000, 0.0), (NOW_MS, 9.0)], NOW_MS)
+    assert all(0 < x < SPARK_WIDTH and 0 < y < SPARK_HEIGHT for x, y in points(path))
+    assert draw_spark([(NOW_MS - 1, 0.0), (NOW_MS, 0.0)], NOW_MS) == ""
+    assert draw_spark([(NOW_MS, 9.0)], NOW_MS) == ""
 
 
 def test_a_chart_needs_two_points_and_has_few_lines():

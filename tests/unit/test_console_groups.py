@@ -12,7 +12,7 @@ from sbp_core.web.console.words import streams_text
 
 def sampled(*records: dict[tuple[str, int], int]) -> Samples:
     samples = Samples()
-    samples.lags.extend(Lags(1_000.0 * at, each, {}) for at, each in enumerate(records))
+    samples.lags = [Lags.of(1_000.0 * at, each) for at, each in enumerate(records)]
     return samples
 
 

@@ -13,7 +13,7 @@ from sbp_core.web.console.health import (
     sampling_problems,
     txn_problems,
 )
-from sbp_core.web.console.sampling import STALE_SECONDS
+from sbp_core.web.console.histories import STALE_SECONDS
 
 
 def server(server_id=1, *, free=None, is_live=True, **options):
@@ -24,7 +24,7 @@ def server(server_id=1, *, free=None, is_live=True, **options):
 def test_a_cluster_in_good_order_has_no_problems():
     info = ClusterInfo([server(free=2**40), server(2)], 0, 0)
     assert cluster_problems(info) == []
-    assert group_problems(Lags(0, {("g", 1): 5}, {}), {}) == []
+    assert group_problems(Lags.of(0, {("g", 1): 5}), {}) == []
     assert txn_problems(0) == driver_problems([PlacementDriverInfo("h:1", True)], {}) == []
 
 
@@ -55,7 +55,7 @@ def test_servers_that_are_silent_or_short_of_disk_are_named():
 
 def test_groups_that_lost_records_are_listed_up_to_a_few():
     lost = {(f"g/{index}", 1): index + 1 for index in range(8)}
-    first, *_, last = group_problems(Lags(0, {}, lost), {1: "orders"})
+    first, *_, last = group_problems(Lags.of(0, {}, lost), {1: "orders"})
     assert first.what == "group g/7 lost 8 records of stream orders"
     assert first.link == "/groups/g%2F7"
     assert last.what == "3 more cursors lost records"

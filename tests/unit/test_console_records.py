@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -123,6 +124,17 @@ def test_a_table_has_the_fields_of_all_its_records():
     assert rows[-1] == (3, [None, None, None, None, "1", "x"])
 
 
+def test_times_are_elements_with_utc():
+    at = datetime(2026, 1, 31, 9, 30, 0, 120_000, UTC)
+    kinds = {"at": pa.timestamp("us", "UTC"), "local": pa.timestamp("us"), "text": pa.string()}
+    data = [pa.array([at]).cast(kinds["at"]), pa.array([at]).cast(kinds["at"]).cast(kinds["local"])]
+    rows = pa.record_batch([*data, pa.array(["2026-01-31T09:30Z"])], names=[*kinds])
+    ((_, cells),) = make_table(found_of((rows, True)))[1]
+    text = "2026-01-31 09:30:00.12 UTC"
+    assert cells[0] == f'<time datetime="2026-01-31T09:30:00.12Z" title="{text}">{text}</time>'
+    assert not any("<time" in each for each in cells[1:])
+
+
 def test_a_long_value_is_cut_in_the_table_and_whole_on_its_page():
     value = "x" * (SHOWN_CHARACTERS + 1)
     found = found_of((plain_rows(value.encode()), False))
@@ -175,6 +187,11 @@ def test_a_record_of_a_form_is_one_batch_and_its_faults_are_named():
     batch = make_batch(info, None, {"key": "", "value": "x"})
     (plain,) = StreamDecoder(1, 0).decode(decode_envelope(batch)).rows.to_pylist()
     assert (plain["key"], plain["value"]) == (None, b"x")
+    batch = make_batch(info, None, {"key": "k", "value": "x", "headers": "a=1=2\r\nb=\r\n"})
+    (plain,) = StreamDecoder(1, 0).decode(decode_envelope(batch)).rows.to_pylist()
+    assert (plain["key"], plain["headers"]) == (b"k", [("a", b"1=2"), ("b", b"")])
+    with pytest.raises(ConfigurationError, match="headers: write each as name=value"):
+        make_batch(info, None, {"headers": "a"})
     schema = StreamSchema.of(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     assert make_batch(info, schema, {"columns": '{"id": 3}'})
     for wrong, fault in (("{", "it is no JSON"), ('{"di": 3}', "'di'"), ("{}", "id")):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sbp_core.errors import ConfigurationError, InvalidRequestError, SbpError
-from sbp_core.web.console.submissions import KEPT_MAX, Done, Submissions, check_typed
+from sbp_core.web.console.site import KEPT_MAX, Done, Submissions, check_typed
 
 DONE = Done("/streams", ("created",))
 

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from sbp_core.web.console.tables import Column, make_table, parse_count
+from sbp_core.web.console.sorting import Column, make_table, parse_count
 
 COLUMNS = (
     Column("name", "Name", lambda row: row[0]),

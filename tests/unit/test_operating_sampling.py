@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
+from itertools import count, pairwise
 
 from sbp_core.client import (
     BoundsView,
@@ -14,9 +16,16 @@ from sbp_core.client import (
     StreamInfo,
 )
 from sbp_core.errors import ConnectError, PermissionDeniedError
-from sbp_core.operating.samples import HISTORY_SECONDS, SPAN_SECONDS, Ends, Lags, Samples
+from sbp_core.operating.samples import (
+    SPAN_SECONDS,
+    STEPS,
+    Ends,
+    Lags,
+    Samples,
+    step_seconds,
+)
+from sbp_core.web.console.histories import LOOKED_SECONDS, SAMPLED_MAX, Sampler
 from sbp_core.web.console.overview import summarize
-from sbp_core.web.console.sampling import LOOKED_SECONDS, SAMPLED_MAX, Sampler
 
 
 def test_a_rate_is_of_streams_known_at_both_times_and_never_negative():
@@ -26,15 +35,33 @@ def test_a_rate_is_of_streams_known_at_both_times_and_never_negative():
     assert [after.maybe_end(each) for each in (1, 2, 3, 6)] == [300, None, 70, None]
 
 
-def test_history_is_coarse_and_bounded():
+def test_a_day_of_history_is_the_coarser_the_older_it_is_and_bounded():
+    samples, last = Samples(), 2 * int(SPAN_SECONDS)
+    for second in range(0, last, 60):
+        ends = Ends.of(second * 1000.0, {1: second * 10, 2: 7})
+        samples.note(ends)
+        samples.note_lags(Lags.of(ends.at_ms, {("g", 1): second}, {("g", 1): 1}))
+    for kept in (samples.history, samples.lags):
+        ages = [(last - each.at_ms / 1000) for each in kept]
+        assert len(kept) <= 1 + sum(int(age / step) for age, step in STEPS)
+        assert SPAN_SECONDS - 300 <= ages[0] <= SPAN_SECONDS + 60
+        gaps = [older - newer for older, newer in pairwise(ages)]
+        assert all(
+            gap <= max(2 * step_seconds(age), 60) for gap, age in zip(gaps, ages, strict=False)
+        )
+    assert [bool(each.lost) for each in samples.lags[-2:]] == [False, True]
+    assert len({id(each.stream_ids) for each in samples.history}) == 1
+    assert {rate for _, rate in samples.sum_over_time()} == {10.0}
+
+
+def test_rates_over_time_are_those_of_each_stream_since_a_time():
     samples = Samples()
-    for second in range(0, 3_600, 2):
-        samples.note(Ends.of(second * 1000.0, {1: second * 10}))
-    assert len(samples.history) == SPAN_SECONDS / HISTORY_SECONDS + 1
-    assert samples.rates() == {1: 10.0}
-    rates = samples.rates_over_time(1)
-    assert {rate for _, rate in rates} == {10.0}
-    assert rates[-1][0] - rates[0][0] <= SPAN_SECONDS * 1000
+    for second, ends in ((0, {1: 0}), (10, {1: 50, 3: None}), (20, {1: 150, 3: 8}), (30, {3: 18})):
+        samples.note(Ends.of(second * 1000.0, ends))
+    rates = {1: [(10_000.0, 5.0), (20_000.0, 10.0)], 2: [], 3: [(30_000.0, 1.0)]}
+    assert samples.rates_over_time([1, 2, 3]) == rates
+    assert samples.rates_over_time([1], 10_000.0) == {1: rates[1][1:]}
+    assert samples.sum_over_time() == [(10_000.0, 5.0), (20_000.0, 10.0), (30_000.0, 1.0)]
 
 
 def test_streams_grow_by_bytes_between_two_sizes():
@@ -49,12 +76,13 @@ def test_a_restored_cluster_does_not_look_like_appends():
     samples = Samples()
     for second, end in ((0, 1_000), (10, 2_000), (20, 500), (30, 600)):
         samples.note(Ends.of(second * 1000.0, {1: end}))
-    assert [rate for _, rate in samples.rates_over_time()] == [100.0, 0.0, 10.0]
+    assert [rate for _, rate in samples.sum_over_time()] == [100.0, 0.0, 10.0]
 
 
 def test_lags_are_summed_by_group_and_the_largest_by_stream():
-    lags = Lags(0, {("a", 1): 5, ("a", 2): 6, ("b", 1): 7}, {})
-    assert lags.by_group() == {"a": 11, "b": 7}
+    lags = Lags.of(0, {("b", 1): 7, ("a", 2): 6, ("a", 1): 5})
+    assert lags.by_group == {"a": 11, "b": 7}
+    assert [lags.maybe_lag("a", each) for each in (1, 2, 3)] == [5, 6, None]
     assert lags.by_stream() == {1: 7, 2: 6}
 
 
@@ -139,20 +167,49 @@ def test_who_may_not_see_groups_sees_rates():
     assert (samples.newest.maybe_end(1), len(samples.lags), samples.error) == (100, 0, None)
 
 
-def test_it_is_asked_for_those_who_look_and_not_for_more_than_that():
+def test_clients_are_sampled_while_they_are_wanted_and_the_last_of_them_make_room():
     async def body():
-        clock = [0.0]
-        sampler = Sampler(asyncio.Event(), lambda: clock[0])
+        held = []
+
+        @contextmanager
+        def hold(client):
+            held.append(client)
+            yield
+            held.remove(client)
+
+        clock, stopping = [0.0], asyncio.Event()
+        sampler, open_sessions = Sampler(stopping, lambda: clock[0], hold), {"user"}
         first, others = Cluster(), [Cluster() for _ in range(SAMPLED_MAX)]
         seen = sampler.look(first)
         assert sampler.look(first) is seen
         for each in others:
             sampler.look(each)
         assert sampler.look(first) is not seen  # it was forgotten for the last of the others
-        kept = sampler.look(others[-1])
-        clock[0] = LOOKED_SECONDS + 1  # nobody looked since
-        assert sampler.look(others[-1]) is kept
-        clock[0] += SPAN_SECONDS + 1
-        assert sampler.look(others[-1]) is not kept
+        kept = sampler.look(others[-1], lambda: "user" in open_sessions)
+        assert sampler.look(others[-1], lambda: "user" in open_sessions) is kept
+        clock[0] = LOOKED_SECONDS + 1
+        sampler.look(first)
+        assert sampler.look(others[-1], lambda: "user" in open_sessions) is kept
+        clock[0] *= 2
+        open_sessions.clear()
+        sampler.look(first)
+        await asyncio.sleep(0.01)
+        assert others[-1] not in held
+        assert first in held
+        stopping.set()
+        await asyncio.sleep(0.01)
+        assert held == []
 
     asyncio.run(body())
+
+
+def test_sampling_goes_on_while_nobody_looks():
+    async def body():
+        cluster = Cluster()
+        passing = count(0.0, 2 * LOOKED_SECONDS)  # nobody has looked when the clock is asked again
+        Sampler(asyncio.Event(), lambda: next(passing)).look(cluster)
+        for _ in range(3):
+            await cluster.was_asked.wait()
+            cluster.was_asked.clear()
+
+    asyncio.run(asyncio.wait_for(body(), 60))

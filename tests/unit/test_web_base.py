@@ -11,9 +11,9 @@ from sbp_core.access.credentials import Credentials
 from sbp_core.client.connecting import Connecting
 from sbp_core.errors import ConfigurationError, Outcome, PermissionDeniedError, SbpError
 from sbp_core.tls import PublicTls, Tls
-from sbp_core.web.origins import check_same_site, is_foreign, of_this_host
+from sbp_core.web.browsers import check_same_site, is_foreign, of_this_host
 from sbp_core.web.problems import STATUS_OF, problem_of, status_of
-from sbp_core.web.settings import WebSettings
+from sbp_core.web.web_settings import WebSettings
 
 HTTPS = PublicTls("web.pem", "web.key")
 IDENTIFYING = Connecting(tls=Tls("ca.pem"))

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from sbp_core.errors import SchemaError
 from sbp_core.records import StreamSchema
 from sbp_core.web.problems import ProblemError
-from sbp_core.web.records.bodies import Bodies
 from sbp_core.web.records.contents import ARROW, NDJSON, PARSERS, TEXT, Target
+from sbp_core.web.records.requests import Bodies
 from tests.support.clock import counted_turns
 
 POINT = pa.struct([pa.field("x", pa.int64()), pa.field("y", pa.string())])

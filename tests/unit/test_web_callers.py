@@ -12,12 +12,12 @@ from sbp_core.client.connecting import Connecting
 from sbp_core.errors import ThrottledError, UnauthenticatedError
 from sbp_core.tls import PublicTls, Tls
 from sbp_core.web import callers as module
+from sbp_core.web.browsers import COOKIE, SESSION_SECONDS, SESSIONS_MAX, Sessions
 from sbp_core.web.callers import IDLE_SECONDS, Callers
 from sbp_core.web.console.app import make_app
-from sbp_core.web.console.sampling import Sampler
+from sbp_core.web.console.histories import Sampler
 from sbp_core.web.console.site import Site
-from sbp_core.web.sessions import COOKIE, SESSION_SECONDS, SESSIONS_MAX, Sessions
-from sbp_core.web.settings import WebSettings
+from sbp_core.web.web_settings import WebSettings
 
 TLS = Tls("ca.pem", "own.pem", "own.key")
 OWN = Connecting(tls=TLS, credentials=Credentials("token"))
@@ -260,3 +260,36 @@ def test_a_refused_token_opens_no_session_and_ends_the_session_that_it_had():
 
     asyncio.run(run())
     assert sessions.maybe_token(request(cookie=cookies[COOKIE])) is None
+
+
+def test_a_client_that_is_held_stays_open_and_is_that_of_requests_without_a_token():
+    async def body():
+        clock = Clock()
+        callers = Callers(settings(), make=FakeClient, clock=clock, clients_max=1)
+        own = callers.maybe_own()
+        with callers.holding(own):
+            clock.now = IDLE_SECONDS + 1
+            callers._sweep()
+            assert callers.maybe_own() is own
+            with pytest.raises(ThrottledError):
+                await during(callers, request(b"a.b.c"))
+        clock.now += IDLE_SECONDS + 1
+        callers._sweep()
+        assert callers.maybe_own() is not own
+        tls_only = Connecting(tls=Tls("ca.pem"))
+        assert Callers(settings(tls_only), make=FakeClient).maybe_own() is None
+        await callers.close()
+
+    asyncio.run(body())
+
+
+def test_a_session_can_be_watched_until_it_ends():
+    clock = Clock()
+    sessions = Sessions(clock)
+    sessions.open(response := Response(), "anna", b"a.b.c", is_secure=True)
+    asked = request(cookie=response.headers["set-cookie"].partition("=")[2].partition(";")[0])
+    is_open = sessions.watch(asked)
+    assert is_open()
+    clock.now = SESSION_SECONDS
+    assert not is_open()
+    assert not sessions.watch(request())()

@@ -29,15 +29,14 @@ from sbp_core.operating.cursor_moves import (
     write_moves,
 )
 from sbp_core.operating.samples import Samples
-from sbp_core.web.console.charts import LINES_MAX, Series, draw
-from sbp_core.web.console.site import Question, Visit, get, post
-from sbp_core.web.console.submissions import Done, check_typed
-from sbp_core.web.console.tables import Column, make_table, parse_count
+from sbp_core.web.console.charts import LINES_MAX, SPANS, Series, draw, span_of
+from sbp_core.web.console.site import Done, Question, Visit, check_typed, get, post
+from sbp_core.web.console.sorting import Column, make_table, parse_count
 from sbp_core.web.console.words import counted
 from sbp_core.wording import listed
 
 _ANSWER_MS: Final = 3_000
-"""How long range servers are waited for, to show what is known without them."""
+"""How long a page waits for range servers, before it shows the rest without them."""
 _FIELD: Final = "to-"
 """The field of a stream in the form of a reset begins so; its id follows."""
 
@@ -121,7 +120,7 @@ async def show_one(visit: Visit) -> Response:
     unread = unread_offsets(cursors, reaches)
     times = await client.append_times(unread, timeout_ms=limits.CONNECT_TIMEOUT_MS)
     lags = measure_group(cursors, infos, reaches, times, now_ms)
-    chart = draw("Records behind", lag_series(group, lags, visit.samples()), now_ms, "")
+    series, span = lag_series(group, lags, visit.samples()), span_of(visit.query)
     return visit.page(
         *("group.html", f"Group {group}"),
         group_path=group_path(group),
@@ -131,7 +130,8 @@ async def show_one(visit: Visit) -> Response:
         records=sum(each.lag_records or 0 for each in lags),
         longest_ms=longest_ms(lags),
         committed_at_ms=max((each.committed_at_ms for each in lags), default=None),
-        chart=chart,
+        span=span,
+        chart=draw("Records behind", series, now_ms, "", SPANS[span]),
         table=make_table(lags, LAG_COLUMNS, visit.query, visit.path),
     )
 
@@ -146,21 +146,16 @@ def lag_series(group: str, lags: Sequence[Lag], samples: Samples) -> list[Series
     """Return the lag over time of the streams that lag most, and of all if there are more."""
     worst = sorted(lags, key=lambda each: each.lag_records or 0, reverse=True)
     named = worst if len(worst) <= LINES_MAX else worst[: LINES_MAX - 1]
-    series = [
-        Series(
-            each.stream or str(each.stream_id),
-            [
-                (sample.at_ms, sample.records[group, each.stream_id])
-                for sample in samples.lags
-                if (group, each.stream_id) in sample.records
-            ],
-        )
-        for each in named
-    ]
+    series = []
+    for each in named:
+        found = [(past.at_ms, past.maybe_lag(group, each.stream_id)) for past in samples.lags]
+        points = [(at_ms, lag) for at_ms, lag in found if lag is not None]
+        series.append(Series(each.stream or str(each.stream_id), points))
     if len(worst) > len(named):
-        sums = [(sample.at_ms, sample.by_group()) for sample in samples.lags]
-        points = [(at_ms, by_group[group]) for at_ms, by_group in sums if group in by_group]
-        series.append(Series("all streams", points))
+        sums = [
+            (past.at_ms, past.by_group[group]) for past in samples.lags if group in past.by_group
+        ]
+        series.append(Series("all streams", sums))
     return series
 
 
@@ -198,13 +193,15 @@ async def ask_reset(visit: Visit) -> Response:
 
 
 async def ask_deletion(visit: Visit) -> Response:
-    """Show what it means to delete the cursors of a group, or that of one stream."""
+    """Show what it means to delete the cursors of a group, or its cursor in one stream."""
     group = visit.named("group")
     cursors, infos, _ = await _existing(visit)
     stream_id = parse_count(visit.query.get("stream", ""))
     question = Question(
         title=f"Delete cursors of group {group}?",
-        facts=["Its consumers then begin where their settings say, as those of a new group do."],
+        facts=[
+            "Its consumers then begin where their settings say, as the consumers of a new group do."
+        ],
         button="Delete",
         back=group_path(group),
         typed=group,

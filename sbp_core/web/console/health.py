@@ -12,7 +12,7 @@ from sbp_core import limits
 from sbp_core.client import AsyncClient, ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import PermissionDeniedError, UnsupportedError
 from sbp_core.operating.samples import Lags, Samples
-from sbp_core.web.console.sampling import STALE_SECONDS
+from sbp_core.web.console.histories import STALE_SECONDS
 from sbp_core.web.console.words import counted, size_text
 
 PROBE_MS: Final = 1_000
@@ -39,7 +39,7 @@ class Problem:
 
 
 async def maybe_cluster(client: AsyncClient) -> ClusterInfo | None:
-    """Return what is known of the servers; None if the caller may not see it."""
+    """Return the servers of the cluster; None if the caller may not see them."""
     try:
         return await client.describe_cluster()
     except (PermissionDeniedError, UnsupportedError):
@@ -67,7 +67,7 @@ def driver_problems(drivers: Sequence[PlacementDriverInfo], down: Collection[str
         Problem(
             Severity.WARNING,
             f"placement driver {each.endpoint} does not answer",
-            "Start it: if the one that leads is lost too, nothing can be looked up or changed.",
+            "Start it: if the leader is lost too, nothing can be looked up or changed.",
             "/servers",
         )
         for each in drivers
@@ -76,7 +76,7 @@ def driver_problems(drivers: Sequence[PlacementDriverInfo], down: Collection[str
 
 
 def cluster_problems(found: ClusterInfo) -> list[Problem]:
-    """Return what is wrong with range servers and replicas."""
+    """Return the problems of range servers and replicas."""
     servers = [each for each in found.range_servers if not each.is_retired]
     problems = [each for each in map(_maybe_server_problem, servers) if each is not None]
     level = Severity.FAILURE if found.halted_count else Severity.WARNING

@@ -10,9 +10,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from sbp_core.errors import UnauthenticatedError
+from sbp_core.web.browsers import SESSION_SECONDS
 from sbp_core.web.callers import is_token
 from sbp_core.web.console.site import Site
-from sbp_core.web.sessions import SESSION_SECONDS
 
 _PATH: Final = "/login"
 _REFUSED: Final = (

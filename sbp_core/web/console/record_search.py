@@ -15,12 +15,12 @@ from sbp_core.client import AsyncClient, SchemaVersion, StreamInfo
 from sbp_core.errors import ConfigurationError, DamagedBatchError, SbpError
 from sbp_core.quantities import quoted
 from sbp_core.records.stream_decoder import Records, StreamDecoder
-from sbp_core.web.records.fetching import fetch_records
+from sbp_core.web.records.record_answers import fetch_records
 from sbp_core.wording import listed
 
-SEARCH_SECONDS: Final = 5.0
+SEARCH_SECONDS: Final = 2.0
 SEARCH_BYTES_MAX: Final = 64 * limits.MIB
-"""A search ends after this time, or this much of the stream; its page has a link to go on."""
+"""A search ends after this time, or this much of the stream; its page goes on behind it."""
 _WAIT_MS: Final = 1_000
 
 
@@ -103,6 +103,12 @@ class Found:
         """The records that fit, in the order of their offsets."""
         return [record for piece in self.pieces for record in piece.records]
 
+    def add(self, further: Found) -> None:
+        """Join the outcome of the search that went on behind this one."""
+        self.end = further.end
+        self.pieces += further.pieces
+        self.faults += further.faults
+
     def newest(self, count: int) -> Found:
         """Return the last records, `count` at most, and the part of the stream that has them."""
         if len(self.records) <= count:
@@ -140,7 +146,7 @@ class Search:
         self._found = Found(span[0], span[0])
 
     async def run(self, client: AsyncClient) -> Found:
-        """Return what is found within the bounds of a search.
+        """Return the records that are found within the bounds of a search.
 
         Raises SbpError if nothing can be read; where something was, the result has the error.
         """
@@ -183,7 +189,7 @@ class Search:
 def _choose(
     decoded: Records, wanted: RecordFilter, count_max: int, label: str
 ) -> tuple[Piece, int]:
-    """Return the first records that fit, and the offset behind the last one that was looked at."""
+    """Return the first records that fit, and the offset behind the last record that was checked."""
     records, indexes = [], []
     for index, record in enumerate(decoded.describe(label)):
         if wanted.fits(record):

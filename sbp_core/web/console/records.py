@@ -23,12 +23,12 @@ from sbp_core.quantities import quoted
 from sbp_core.records import StreamSchema, encode_columns, encode_rows
 from sbp_core.records.json_lines import parse_json_lines
 from sbp_core.records.json_parsing import RowFault
-from sbp_core.web.console.record_search import Found, RecordFilter, Search, check_column
-from sbp_core.web.console.site import Field, Question, Visit, get, post
+from sbp_core.web.console.record_search import Found, Piece, RecordFilter, Search, check_column
+from sbp_core.web.console.site import Done, Field, Question, Visit, get, post
+from sbp_core.web.console.sorting import link_to, parse_count
 from sbp_core.web.console.stream import REACH_MS, find_reach, find_stream
 from sbp_core.web.console.streams import titled
-from sbp_core.web.console.submissions import Done
-from sbp_core.web.console.tables import link_to, parse_count
+from sbp_core.web.console.words import moment_element
 from sbp_core.web.problems import status_of
 from sbp_core.wording import escape, listed
 
@@ -59,11 +59,13 @@ async def show_records(visit: Visit) -> Response:
         failure, status = str(error), status_of(error)
     before = max(found.start - asked.count, at.start_offset)
     headings, rows = make_table(found)
+    turned = {"live": None, "order": "newest" if asked.is_newest_first else None}
     return visit.page(
         *("records.html", f"Records of {info.label}"),
         status=status,
         stream=info,
         asked=asked,
+        asked_from=query.get("from", "").strip(),
         at=at,
         failure=failure,
         found=found,
@@ -73,10 +75,10 @@ async def show_records(visit: Visit) -> Response:
             (each.name, link_to(f"{path}/export.{end}", query, live=None, **asked.frozen(found)))
             for end, each in FORMATS.items()
         ],
-        earlier=link_to(path, query, **{"from": str(before)}, live=None)
+        earlier=link_to(path, query, **{"from": str(before)}, **turned)
         if found.start > at.start_offset
         else None,
-        later=link_to(path, query, **{"from": str(found.end)}, live=None)
+        later=link_to(path, query, **{"from": str(found.end)}, **turned)
         if found.end < at.readable_end
         else None,
     )
@@ -87,8 +89,13 @@ async def export(visit: Visit) -> Response:
     info, end = await find_stream(visit), visit.named("end")
     if end not in FORMATS:
         raise NotFoundError.of(f"there is no export {end!a}: ask for {', '.join(FORMATS)}")
-    at = await find_reach(visit.client, info.stream_id)
-    found = await _Asked.of(visit.query).search(visit.client, info, at)
+    at, asked = await find_reach(visit.client, info.stream_id), _Asked.of(visit.query)
+    found = await asked.search(visit.client, info, at)
+    while asked.finds_more(found, at):  # a search is short, and the page has joined several
+        further = await replace(asked, start=str(found.end)).search(visit.client, info, at)
+        if further.end == found.end:
+            break
+        found.add(further)
     try:
         content = await asyncio.to_thread(FORMATS[end].write, found)
     except ValueError as error:  # of Arrow
@@ -115,7 +122,10 @@ async def show_record(visit: Visit) -> Response:
         *("record.html", f"Record {offset} of {info.label}"),
         stream=info,
         offset=offset,
-        fields=[describe_field(*each) for each in _fields(found.records[0]).items()],
+        fields=[
+            describe_field(name, value, is_time=name in _times(found.pieces[0]))
+            for name, value in _fields(found.records[0]).items()
+        ],
         previous=offset - 1 if offset > at.start_offset else None,
         next=offset + 1 if offset + 1 < at.readable_end else None,
     )
@@ -125,27 +135,27 @@ async def ask_record(visit: Visit) -> Response:
     """Show the form of a record to append; with one, what it will be."""
     info, query = await find_stream(visit), visit.query
     schema = await _maybe_schema(visit.client, info)
-    form = {each: query.get(each, "") for each in ("key", "value", "columns")}
+    form = {each: query.get(each, "") for each in ("key", "value", "headers", "columns")}
     if not form.keys() & query.keys():
-        example = {each.name: None for each in schema.arrow} if schema is not None else {}
-        form["columns"] = form["columns"] or json.dumps(example, ensure_ascii=False)
         fields = [
-            Field("key", "Key", form["key"], is_required=False),
-            Field("value", "Value", form["value"], is_required=False, is_long=True),
+            Field("key", "Key", is_required=False),
+            Field("value", "Value", is_required=False, is_long=True),
+            Field("headers", "Headers, name=value, one a line", is_required=False, is_long=True),
         ]
         if schema is not None:
-            fields = [Field("columns", "Columns, as JSON", form["columns"], is_long=True)]
-        title = f"Append a record to {info.label}"
+            example = json.dumps({each.name: None for each in schema.arrow}, ensure_ascii=False)
+            fields = [Field("columns", "Columns, as JSON", example, is_long=True)]
+        title = f"Produce a record to {info.label}"
         return visit.form(title, fields, f"/streams/{info.stream_id}/records")
     make_batch(info, schema, form)
     text = form["columns"] if schema is not None else form["value"]
     question = Question(
-        title=f"Append a record to {titled(info)}?",
+        title=f"Produce a record to {titled(info)}?",
         facts=[
             f"Its {'columns are' if schema is not None else 'value is'}: {_short(text)}",
             "It gets the next offset and the time of now. A record cannot be taken back.",
         ],
-        button="Append it",
+        button="Produce it",
         back=f"/streams/{info.stream_id}/records",
         carried=form,
     )
@@ -164,7 +174,14 @@ async def append_record(visit: Visit, fields: Mapping[str, str]) -> Done:
 def make_batch(info: StreamInfo, schema: StreamSchema | None, fields: Mapping[str, str]) -> bytes:
     """Return the record batch of a form. Raises ConfigurationError for what does not fit."""
     now_ms = time.time_ns() // 1_000_000
-    plain = {"key": fields.get("key") or None, "value": fields.get("value", "")}
+    headers = [each.split("=", 1) for each in fields.get("headers", "").splitlines() if each]
+    if any(len(each) < 2 for each in headers):
+        raise ConfigurationError("headers: write each as name=value, in a line of its own")
+    plain = {
+        "key": fields.get("key") or None,
+        "value": fields.get("value", ""),
+        "headers": headers or None,
+    }
     line = json.dumps(plain) if schema is None else fields.get("columns", "")
     try:
         rows = parse_json_lines([line.encode()], schema, default_timestamp_us=now_ms * 1000)
@@ -190,6 +207,8 @@ class _Asked:
     is_live: bool
     fault: str = ""
     """Why `count` is not the number that the address has."""
+    is_turned: bool = False
+    """Whether the newest records are first although `start` is an offset."""
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> _Asked:
@@ -203,8 +222,10 @@ class _Asked:
             *(query.get(each, "").strip() for each in ("text", "key", "header", "column"))
         )
         is_live = "live" in query
-        start = query.get("from", "").strip()
-        return cls(start if start and not is_live else f"-{count}", count, wanted, is_live, fault)
+        start = "" if is_live else query.get("from", "").strip()
+        if not start:  # the newest records, or all that fit
+            start = f"-{count}" if is_live or wanted.is_empty else "earliest"
+        return cls(start, count, wanted, is_live, fault, query.get("order") == "newest")
 
     async def search(self, client: AsyncClient, info: StreamInfo, at: Reach) -> Found:
         """Return the records.
@@ -235,8 +256,18 @@ class _Asked:
 
     @property
     def is_newest_first(self) -> bool:
-        """Whether the page shows the end of the stream."""
-        return self.is_live or self.start.startswith("-")
+        """Whether the page begins at its end; a search shows records in the order it finds them."""
+        is_at_end = self.start.startswith("-") or self.is_turned
+        return self.is_live or (is_at_end and self.wanted.is_empty)
+
+    def finds_more(self, found: Found, at: Reach) -> bool:
+        """Whether a search that goes on may find records that are asked for."""
+        return (
+            not self.wanted.is_empty
+            and not self.is_live
+            and len(found.records) < self.count
+            and found.end < at.readable_end
+        )
 
     def frozen(self, found: Found) -> dict[str, str]:
         """Return the part of an address that asks for these again, whatever is appended then."""
@@ -263,14 +294,20 @@ def make_table(
 
     Some records may be plain and others typed: the headings are in the order of their appearance.
     """
-    records = found.records
-    headings = _headings(records)
-    rows = [
-        (record["offset"], [_maybe_short(fields.get(each)) for each in headings])
-        for record in records
-        for fields in (_fields(record),)
-    ]
+    headings = _headings(found.records)
+    rows = []
+    for piece in found.pieces:
+        times = _times(piece)
+        for record in piece.records:
+            fields = _fields(record)
+            cells = [_maybe_cell(fields.get(each), is_time=each in times) for each in headings]
+            rows.append((record["offset"], cells))
     return headings, rows
+
+
+def _times(piece: Piece) -> set[str]:
+    """Return the names of columns that are points in time: timestamps with a zone."""
+    return {each.name for each in piece.rows.schema if getattr(each.type, "tz", None)}
 
 
 def _fields(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -290,9 +327,11 @@ def _maybe_text(value: Any) -> str | None:
     return json.dumps(value, ensure_ascii=False) if data is None else f"0x{data.hex()}"
 
 
-def _maybe_short(value: Any) -> str | None:
+def _maybe_cell(value: Any, *, is_time: bool) -> str | None:
     text = _maybe_text(value)
-    return None if text is None else _short(text)
+    if text is None:
+        return None
+    return moment_element(text) if is_time else _short(text)
 
 
 def _short(text: str) -> str:
@@ -300,8 +339,10 @@ def _short(text: str) -> str:
     return f"{escape(text[:SHOWN_CHARACTERS])}{rest}"
 
 
-def describe_field(name: str, value: Any) -> tuple[str, str, str]:
+def describe_field(name: str, value: Any, *, is_time: bool = False) -> tuple[str, str, str]:
     """Return the name, the kind and the whole text of a value; bytes are a hexadecimal dump."""
+    if is_time and isinstance(value, str):
+        return name, "time", moment_element(value)
     data = _maybe_bytes(value)
     if data is not None:
         return name, f"{len(data)} bytes", _hex_dump(data)

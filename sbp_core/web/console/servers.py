@@ -10,8 +10,7 @@ from starlette.responses import Response
 from sbp_core.client import RangeServerInfo
 from sbp_core.errors import NotFoundError
 from sbp_core.web.console.health import PROBE_MS, cluster_problems, driver_problems
-from sbp_core.web.console.site import Question, Visit, get, post
-from sbp_core.web.console.submissions import Done
+from sbp_core.web.console.site import Done, Question, Visit, get, post
 from sbp_core.web.console.words import counted
 
 _PATH: Final = "/servers"

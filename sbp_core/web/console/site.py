@@ -6,9 +6,11 @@ get a `Visit`. An action has a page that asks, a `Question`, and a POST that act
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,15 +24,85 @@ from starlette.routing import Route
 
 from sbp_core import limits
 from sbp_core.client import AsyncClient, Connecting, RetryPolicy
-from sbp_core.errors import InvalidRequestError, PermissionDeniedError
+from sbp_core.errors import ConfigurationError, InvalidRequestError, PermissionDeniedError
 from sbp_core.operating.samples import Samples
+from sbp_core.web.browsers import COOKIE, check_same_site
 from sbp_core.web.callers import Callers
-from sbp_core.web.console import words
-from sbp_core.web.console.sampling import Sampler
-from sbp_core.web.console.submissions import Done, Submissions
-from sbp_core.web.console.tables import link_to
-from sbp_core.web.origins import check_same_site
-from sbp_core.web.sessions import COOKIE
+from sbp_core.web.console import charts, words
+from sbp_core.web.console.histories import Sampler
+from sbp_core.web.console.sorting import link_to
+
+KEPT_MAX: Final = 1_000
+"""Actions that are remembered. A further action replaces the oldest action that is over."""
+_KEY_LENGTH: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An action that was done: the page that follows, and the lines that the page says about it."""
+
+    path: str
+    notice: tuple[str, ...]
+
+
+class Submissions:
+    """The actions of this console's forms. Each form has a key of its own, from `new_key`."""
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[str, asyncio.Task[Done]] = OrderedDict()
+
+    @staticmethod
+    def new_key() -> str:
+        """Return a key that nobody can guess."""
+        return secrets.token_hex(_KEY_LENGTH // 2)
+
+    async def once(self, key: str, act: Callable[[], Awaitable[Done]]) -> Done:
+        """Return the outcome of the action of a form. An action runs once for each form.
+
+        An action that failed may be tried again with the same form. It goes on if the caller
+        leaves. Raises what the action raises, InvalidRequestError without a key.
+        """
+        if len(key) != _KEY_LENGTH:
+            raise InvalidRequestError.of("the form has no key: go back, and reload the page")
+        task = self._tasks.get(key)
+        if task is None:
+            task = asyncio.create_task(self._run(key, act))
+            self._tasks[key] = task
+            self._forget_old()
+        return await asyncio.shield(task)
+
+    def maybe_notice(self, key: str) -> tuple[str, ...]:
+        """Return the lines about the action of a form; none if the action is not known."""
+        task = self._tasks.get(key)
+        is_done = task is not None and task.done() and not task.cancelled()
+        if task is None or not is_done or task.exception() is not None:
+            return ()
+        return task.result().notice
+
+    async def close(self) -> None:
+        """Wait until the actions that were begun are over."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _run(self, key: str, act: Callable[[], Awaitable[Done]]) -> Done:
+        try:
+            return await act()
+        except BaseException:
+            del self._tasks[key]
+            raise
+
+    def _forget_old(self) -> None:
+        over = (key for key, task in self._tasks.items() if task.done())
+        if len(self._tasks) > KEPT_MAX:
+            oldest = next(over, None)
+            if oldest is not None:
+                del self._tasks[oldest]
+
+
+def check_typed(expected: str, typed: str) -> None:
+    """Raise ConfigurationError unless the name that an action asks for was typed."""
+    if typed.strip() != expected:
+        raise ConfigurationError(f"nothing was done: type {expected} to confirm")
+
 
 FORM_BYTES_MAX: Final = 65_536
 _CSRF: Final = "csrf"
@@ -71,6 +143,9 @@ class Site:
             lstrip_blocks=True,
         )
         self._templates.filters.update(words.FILTERS)
+        self._templates.globals.update(
+            chart_spans=(*charts.SPANS,), spark_size=(charts.SPARK_WIDTH, charts.SPARK_HEIGHT)
+        )
 
     @staticmethod
     def of(request: Request) -> Site:
@@ -129,7 +204,7 @@ class Site:
         return fields
 
     def _csrf(self, request: Request) -> str:
-        """Return what forms of a session have, and those of other sessions have not."""
+        """Return the secret in the forms of a session, which no other session has."""
         session = request.cookies.get(COOKIE, "")
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
@@ -191,8 +266,11 @@ class Visit:
         return self.request.path_params[name]
 
     def samples(self) -> Samples:
-        """Return what was sampled for the caller, and go on with it while somebody looks."""
-        return Site.of(self.request).sampler.look(self.client)
+        """Return what was sampled for the caller, and go on with it."""
+        site, request = Site.of(self.request), self.request
+        if site.callers.maybe_token(request) is None:
+            return site.sampler.look(self.client)
+        return site.sampler.look(self.client, site.sessions.watch(request))
 
     def page(self, template: str, title: str, *, status: int = 200, **values: object) -> Response:
         """Return a page: a template within the frame, with `values`."""

@@ -14,12 +14,10 @@ from sbp_core.operating.stream_position import PositionKind, find_offset, parse_
 from sbp_core.quantities import is_offset, show_retention
 from sbp_core.records import Change, compare_schemas, field_text
 from sbp_core.records.stream_schema import type_text
-from sbp_core.web.console import tables
-from sbp_core.web.console.charts import Series, draw
-from sbp_core.web.console.ranges import draw_ranges, end_of
-from sbp_core.web.console.site import Field, Question, Visit, get, post
+from sbp_core.web.console import sorting
+from sbp_core.web.console.charts import SPANS, Series, draw, draw_ranges, end_of, span_of
+from sbp_core.web.console.site import Done, Field, Question, Visit, check_typed, get, post
 from sbp_core.web.console.streams import StreamForm, check_is_new, parse_count, titled
-from sbp_core.web.console.submissions import Done, check_typed
 from sbp_core.web.console.words import count_text, counted
 from sbp_core.wording import listed
 
@@ -40,7 +38,8 @@ async def show(visit: Visit) -> Response:
     sizes = await client.stored_bytes([stream_id], timeout_ms=REACH_MS)
     lags = samples.lags[-1].records if samples.lags else {}
     readers = [(group, lag) for (group, read_id), lag in lags.items() if read_id == stream_id]
-    rates = [Series(info.label, samples.rates_over_time(stream_id))]
+    rates = [Series(info.label, samples.rates_over_time([stream_id])[stream_id])]
+    span = span_of(visit.query)
     return visit.page(
         *("stream.html", info.label),
         stream=info,
@@ -51,7 +50,8 @@ async def show(visit: Visit) -> Response:
         picture=draw_ranges(ranges, at),
         ranges=[(each, end_of(each, at)) for each in reversed(ranges)],
         faults={each.start_offset: each.error for each in at.unavailable},
-        rates=draw("Records per second", rates, time.time_ns() / 1_000_000, "/s"),
+        span=span,
+        rates=draw("Records per second", rates, time.time_ns() / 1_000_000, "/s", SPANS[span]),
         readers=sorted(readers, key=lambda each: (-each[1], each[0])),
         properties=(await client.describe_properties([stream_id]))[stream_id],
     )
@@ -62,7 +62,7 @@ async def show_schema(visit: Visit) -> Response:
     info = await find_stream(visit)
     versions = (await visit.client.describe_schemas([info.stream_id]))[info.stream_id]
     numbered = {each.version: each for each in versions}
-    numbers = [tables.parse_count(visit.query.get(each, "")) for each in ("before", "after")]
+    numbers = [sorting.parse_count(visit.query.get(each, "")) for each in ("before", "after")]
     before, after = (None if each is None else numbered.get(each) for each in numbers)
     history = [
         (version, compare_versions(earlier, version))

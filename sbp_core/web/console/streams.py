@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -22,14 +23,14 @@ from sbp_core.quantities import (
     show_retention,
     show_size,
 )
+from sbp_core.web.console.charts import SPARK_SPAN_MS, draw_spark
 from sbp_core.web.console.health import maybe_cluster
-from sbp_core.web.console.site import Field, Question, Visit, get, post
-from sbp_core.web.console.submissions import Done
-from sbp_core.web.console.tables import Column, make_table
+from sbp_core.web.console.site import Done, Field, Question, Visit, get, post
+from sbp_core.web.console.sorting import Column, make_table
 from sbp_core.web.console.words import counted
 
 _SAMPLED_MIN: Final = 1_000
-"""From this many streams on, a page shows those of the last sample, which is seconds old."""
+"""From this many streams on, a page lists the streams of the last sample, which is seconds old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,15 @@ async def show(visit: Visit) -> Response:
     if len(streams) < _SAMPLED_MIN:
         streams = await visit.client.list_streams()
     rows = make_rows(streams, samples, query.get("search", ""))
-    return visit.page("streams.html", "Streams", table=make_table(rows, COLUMNS, query, visit.path))
+    table, now_ms = make_table(rows, COLUMNS, query, visit.path), time.time_ns() / 1_000_000
+    shown = [each.info.stream_id for each in table.rows]
+    past = samples.rates_over_time(shown, now_ms - SPARK_SPAN_MS)
+    return visit.page(
+        *("streams.html", "Streams"),
+        table=table,
+        is_searched=bool(query.get("search", "").strip()),
+        sparks={each: draw_spark(points, now_ms) for each, points in past.items()},
+    )
 
 
 def make_rows(streams: Sequence[StreamInfo], samples: Samples, search: str) -> list[StreamRow]:
@@ -282,7 +291,7 @@ def maybe_refusal(spec: StreamSpec, servers: Sequence[RangeServerInfo]) -> str |
 
 
 def check_is_new(name: str, found: Sequence[StreamInfo]) -> None:
-    """Raise ConfigurationError if there is a stream of this name; `found` are those looked up."""
+    """Raise ConfigurationError if `found`, the streams of this name, has one."""
     if found:
         raise ConfigurationError(f"there is a stream {name} (id {found[0].stream_id}) already")
 

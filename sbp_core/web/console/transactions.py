@@ -13,8 +13,7 @@ from sbp_core.client import AsyncClient, TxnInfo, TxnPart
 from sbp_core.errors import NotFoundError
 from sbp_core.operating.txn_advice import ADVICE, loss_lines
 from sbp_core.web.console.health import PROBE_MS
-from sbp_core.web.console.site import Question, Visit, get, post
-from sbp_core.web.console.submissions import Done, check_typed
+from sbp_core.web.console.site import Done, Question, Visit, check_typed, get, post
 from sbp_core.web.console.words import counted
 
 _PATH: Final = "/transactions"
@@ -49,7 +48,7 @@ class TxnRow:
 
 
 async def show(visit: Visit) -> Response:
-    """Show the transactions by state; those that are over on demand."""
+    """Show the transactions by state; finished transactions on demand."""
     down = await _find_down(visit.client)
     producer = visit.query.get("producer", "").strip() or None
     txns = await visit.client.describe_txns(producer, spared=down)
@@ -80,7 +79,7 @@ async def ask_give_up(visit: Visit) -> Response:
 
 
 async def give_up(visit: Visit, fields: Mapping[str, str]) -> Done:
-    """Give up what is lost of a batch."""
+    """Give up the lost parts of a batch."""
     producer, number = visit.named("producer"), visit.named("batch")
     check_typed(producer, fields.get("typed", ""))
     loss = await visit.client.give_up_txn(producer, number)
@@ -90,9 +89,9 @@ async def give_up(visit: Visit, fields: Mapping[str, str]) -> Done:
 def group_by_state(
     txns: Sequence[TxnInfo], *, is_open_only: bool
 ) -> list[tuple[str, int, list[TxnRow]]]:
-    """Return state, count and rows of the transactions, those that need somebody first.
+    """Return state, count and rows of the transactions; states that need somebody are first.
 
-    ROWS_MAX of a state are shown: the oldest, or the newest of those that are over.
+    ROWS_MAX of a state are shown: the oldest, or of a finished state the newest.
     """
     counts = Counter(txn.state for txn in txns)
     groups = []

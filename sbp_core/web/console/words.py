@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
+
+from markupsafe import Markup
 
 from sbp_core import wording
 from sbp_core.client import StreamInfo
 from sbp_core.quantities import round_size, show_retention
 
 _SHORT: Final = ((10**9, "G"), (10**6, "M"), (10**3, "k"))
+_FRACTION: Final = re.compile(r"\.\d+")
 UNKNOWN: Final = "unknown"
 _NAMED_MAX: Final = 10
 """Streams that are named in a list; the others are counted."""
@@ -61,12 +65,30 @@ def duration_text(duration_ms: float | None) -> str:
         return f"{int(duration_ms) // 1000} s"
 
 
-def moment_text(time_ms: int) -> str:
-    """Return a time, ms since 1970 UTC, to the second."""
+def moment(time_ms: int) -> str:
+    """Return the element of a time, ms since 1970 UTC, to the second."""
     try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        at = datetime.fromtimestamp(time_ms // 1000, UTC)
     except (OverflowError, ValueError, OSError):
         return f"{time_ms} ms"
+    return moment_element(at.isoformat())
+
+
+def moment_element(iso_text: str) -> str:
+    """Return the element of a time in ISO 8601; the text as it is if that is no time.
+
+    The text of the element is in UTC. The script of the pages shows the time in the reader's zone.
+    """
+    try:
+        at = datetime.fromisoformat(iso_text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return iso_text
+    fraction = _FRACTION.search(iso_text)  # with all its digits, which a datetime may not have
+    digits = fraction[0].rstrip("0").rstrip(".") if fraction else ""
+    text = f"{at:%Y-%m-%d %H:%M:%S}{digits}"
+    return Markup('<time datetime="{}Z" title="{} UTC">{} UTC</time>').format(
+        text.replace(" ", "T"), text, text
+    )
 
 
 def retention_text(info: StreamInfo) -> str:
@@ -75,7 +97,7 @@ def retention_text(info: StreamInfo) -> str:
 
 
 def streams_text(stream_ids: Sequence[int], names: Mapping[int, str]) -> str:
-    """Return the names of streams, or ids of those whose names are not known; some are counted."""
+    """Return the names of streams, ids where names are not known; from _NAMED_MAX on, a count."""
     shown = [names.get(each) or str(each) for each in stream_ids[:_NAMED_MAX]]
     rest = len(stream_ids) - len(shown)
     return (", ".join(shown) or "-") + (f" and {rest} more" if rest else "")
@@ -88,7 +110,7 @@ FILTERS: Final[dict[str, Callable[..., str]]] = {
     "size": size_text,
     "byte_rate": byte_rate_text,
     "duration": duration_text,
-    "moment": moment_text,
+    "moment": moment,
     "retention": retention_text,
     "streams": streams_text,
 }

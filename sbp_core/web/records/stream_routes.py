@@ -16,7 +16,7 @@ from sbp_core.errors import NotFoundError
 from sbp_core.records import StreamSchema, field_text
 from sbp_core.records.column_text import parse_columns
 from sbp_core.web.problems import bad_request, refusal
-from sbp_core.web.records.fetching import REACH_MS, find_reach, tail_of
+from sbp_core.web.records.record_answers import REACH_MS, find_reach, tail_of
 from sbp_core.web.records.requests import (
     ApiRoute,
     Client,

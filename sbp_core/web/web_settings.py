@@ -10,7 +10,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.server.settings import Exposure, is_address, join_address
 from sbp_core.sockets import is_loopback
 from sbp_core.tls import Contexts, PublicTls, ready
-from sbp_core.web.connections import HttpLimits
+from sbp_core.web.http_listener import HttpLimits
 
 LIMITS: Final = HttpLimits(
     connections_max=1024,

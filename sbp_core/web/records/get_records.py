@@ -20,7 +20,8 @@ from sbp_core.operating.stream_position import check_order, parse_position
 from sbp_core.records import ROWS_SCHEMA
 from sbp_core.web.problems import bad_request, refusal
 from sbp_core.web.records.contents import ARROW, BINARY, LINE, NDJSON, media_type
-from sbp_core.web.records.fetching import (
+from sbp_core.web.records.record_answers import (
+    EVENTS,
     RECORD_HEADERS,
     Span,
     arrow_stream,
@@ -33,8 +34,7 @@ from sbp_core.web.records.fetching import (
     wait_for_records,
 )
 from sbp_core.web.records.requests import ApiRoute, Client, Described, Service, Stream
-from sbp_core.web.records.streams import maybe_schema
-from sbp_core.web.records.tailing import EVENTS
+from sbp_core.web.records.stream_routes import maybe_schema
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -34,10 +34,17 @@ from sbp_core.records import (
     record_too_large,
 )
 from sbp_core.web.problems import Problem, ProblemError, bad_request, refusal
-from sbp_core.web.records.arrow_contents import batch_too_large, check_rows
-from sbp_core.web.records.contents import ARROW, DESCRIBED, PARSERS, Target, media_type
+from sbp_core.web.records.contents import (
+    ARROW,
+    DESCRIBED,
+    PARSERS,
+    Target,
+    batch_too_large,
+    check_rows,
+    media_type,
+)
 from sbp_core.web.records.requests import ApiRoute, Client, Service, Stream
-from sbp_core.web.records.streams import Line, maybe_schema
+from sbp_core.web.records.stream_routes import Line, maybe_schema
 
 KEY_HEADER: Final = "Idempotency-Key"
 KEY_LENGTH_MAX: Final = 255

@@ -13,17 +13,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sbp_core import __version__
 from sbp_core.errors import PermissionDeniedError
+from sbp_core.web.browsers import is_foreign
 from sbp_core.web.callers import Callers
-from sbp_core.web.origins import is_foreign
 from sbp_core.web.problems import HANDLERS, MEDIA_TYPE, Problem, problem_of
-from sbp_core.web.records import appending, reading, streams
-from sbp_core.web.records.bodies import Bodies
-from sbp_core.web.records.requests import IS_HEAD, Service
-from sbp_core.web.records.tailing import Tails
+from sbp_core.web.records import get_records, post_records, stream_routes
+from sbp_core.web.records.record_answers import Tails
+from sbp_core.web.records.requests import IS_HEAD, Bodies, Service
 
 PARSING_THREADS: Final = 2
 DESCRIPTION_PATH: Final = "/v1/openapi.json"
-_ROUTERS: Final = (streams.router, appending.router, reading.router)
+_ROUTERS: Final = (stream_routes.router, post_records.router, get_records.router)
 
 
 class ProblemDetails(BaseModel):
