@@ -161,23 +161,6 @@ def test_the_child_of_a_fork_ends_without_a_word(cluster, stream):
     assert run(cluster, stream, script) == (0, "")
 
 
-def test_the_child_of_a_fork_within_a_loop_ends_without_a_word(cluster, stream):
-    script = (
-        "import gc, os\n"
-        "async def main():\n"
-        "  async with aio.connect(endpoint) as connection:\n"
-        "    producer = connection.producer(stream)\n"
-        "    await (await producer.send(b'x'))\n"
-        "    if os.fork() == 0:\n"
-        "      del producer\n"
-        "      gc.collect()\n"
-        "      os._exit(0)\n"
-        "    assert os.wait()[1] == 0\n"
-        "asyncio.run(main())\n"
-    )
-    assert run(cluster, stream, script) == (0, "")
-
-
 def test_what_cannot_be_sent_to_another_process_says_so(sbp, stream):
     with sbp.producer(stream) as producer:
         producer.send(b"v", headers={"h": b"1"}).result()
