@@ -16,6 +16,7 @@ import click
 
 from sbp_core.cli import output
 from sbp_core.cli.commands import COMPLETE_VARIABLE, LateCommands, Listed
+from sbp_core.cli.version import VERSION_OPTIONS
 from sbp_core.errors import ConfigurationError, SbpError
 
 _EXIT_OK: Final = 0
@@ -68,7 +69,6 @@ COMMANDS: Final = (
         "sbp_core.cli.completion:completion",
         "Print what lets a shell complete command lines.",
     ),
-    Listed("version", "sbp_core.cli.version:version", "Print the version."),
 )
 
 
@@ -94,16 +94,10 @@ def main(arguments: Sequence[str] | None = None, *, more: Sequence[Listed] = ())
 
 def command(more: Sequence[Listed] = ()) -> LateCommands:
     """Return `sbp`, with all of its subcommands."""
-    version = click.Option(
-        ["--version"],
-        is_flag=True,
-        expose_value=False,
-        help="Print the version, as `sbp version` does.",
-    )
     return LateCommands(
         (*COMMANDS, *more),
         name="sbp",
-        params=[version],
+        params=[*VERSION_OPTIONS],
         context_settings={"help_option_names": [*_HELP]},
         help="Run and use streams of the Streaming Batch Protocol.",
     )
@@ -111,8 +105,6 @@ def command(more: Sequence[Listed] = ()) -> LateCommands:
 
 def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
     group = command(more)
-    if arguments[:1] == ["--version"]:
-        arguments = ["version", *arguments[1:]]
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
         from click.shell_completion import shell_complete
@@ -152,7 +144,7 @@ def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
 
 def _printing_help(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
     """Guard standard output where click itself writes to it."""
-    return output.writing() if {*_HELP} & {*arguments} else contextlib.nullcontext()
+    return output.writing() if {*_HELP, "--version"} & {*arguments} else contextlib.nullcontext()
 
 
 if __name__ == "__main__":

@@ -18,9 +18,6 @@ from sbp_core.cli.values import DURATION_MS, PATH
 from sbp_core.errors import ConfigurationError
 from sbp_core.regular_files import open_private, read_regular
 
-_ALGORITHMS = ("EdDSA", "ES256", "RS256")
-
-
 token: Final = Actions("token", help="Make keys and tokens of clients.")
 
 _private_file: Final = click.option(
@@ -34,14 +31,8 @@ _private_file: Final = click.option(
 @token.command("keys")
 @_private_file
 @click.option("--jwks-file", type=PATH, required=True, help="New file for the public key.")
-@click.option(
-    "--algorithm",
-    type=click.Choice(_ALGORITHMS),
-    default="EdDSA",
-    help="Kind of the keys. [default: EdDSA]",
-)
 @json_option
-def make_keys(private_file: str, jwks_file: str, algorithm: str, *, json: bool) -> int:
+def make_keys(private_file: str, jwks_file: str, *, json: bool) -> int:
     """Make the keys of an issuer.
 
     One is private: tokens are signed with it. The public one is in a JSON Web Key Set, for
@@ -49,7 +40,7 @@ def make_keys(private_file: str, jwks_file: str, algorithm: str, *, json: bool) 
     """
     from sbp_core.access.keys import new_key
 
-    private, public = new_key(algorithm)
+    private, public = new_key("EdDSA")
     paths = [Path(private_file), Path(jwks_file)]
     for path in paths:
         if path.is_symlink() or path.exists():

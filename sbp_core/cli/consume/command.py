@@ -25,7 +25,7 @@ from sbp_core.cli.consume.rendering import (
     json_lines,
     value_lines,
 )
-from sbp_core.cli.consume.rows import Choice, Filter, Rows, parse_pattern
+from sbp_core.cli.consume.rows import Choice, Rows, with_key
 from sbp_core.cli.consume.spans import Plan, Wanted
 from sbp_core.cli.consume.target import Target, file_target, standard_output
 from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
@@ -43,7 +43,6 @@ from sbp_core.wording import counted
 _EXIT_INTERRUPTED: Final = 130
 _EARLIEST: Final = Position(PositionKind.EARLIEST)
 _TABLES: Final = frozenset({formats.PARQUET, formats.ARROW})
-_PATTERN: Final = Value("REGEX", parse_pattern)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -73,11 +72,10 @@ class Output:
 @click.option(
     "--group",
     metavar="NAME",
-    help="Start where this group is, and commit for it what was read, also what --grep or"
-    " --key leaves out. --from is for streams in which it has no cursor.",
+    help="Start where this group is, and commit for it what was read, also what --key"
+    " leaves out. --from is for streams in which it has no cursor.",
 )
 @click.option("--key", metavar="TEXT", help="Only records with this key.")
-@click.option("--grep", type=_PATTERN, help="Only records with this in the value, or a column.")
 @click.option("--columns", type=Value("NAME[,...]", _names), help="Only these columns.")
 @click.option(
     "--format",
@@ -100,7 +98,6 @@ def consume(
     follow: bool,
     group: str | None,
     key: str | None,
-    grep: str | None,
     columns: tuple[str, ...] | None,
     form: str | None,
     to_file: str | None,
@@ -120,8 +117,6 @@ def consume(
     record, with its offset; bytes that are not UTF-8 are {"base64": ...} there. `parquet` and
     `arrow` are for a file or a pipe.
 
-    REGEX is in the syntax of RE2.
-
     A file gets its name when it is complete, also after Ctrl-C, SIGTERM and SIGHUP; if something
     fails, there is none.
     """
@@ -135,7 +130,7 @@ def consume(
     wanted = Wanted(streams, start or _EARLIEST, end, last, group, is_following=follow)
     check_wanted(wanted)
     form = formats.JSON if options.json else form or _format_of(to_file)
-    records = Filter(None if key is None else key.encode(errors="surrogateescape"), grep)
+    only_key = None if key is None else key.encode(errors="surrogateescape")
     written, is_file = Output(form, columns, to_file), to_file is not None
     with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
         is_held = is_file or form in _TABLES  # nothing is written before the end
@@ -147,7 +142,9 @@ def consume(
             _writer(client, written, target) as writer,
             shown_progress(client, is_wanted=is_file, has_end=not (follow or count_max)) as show,
         ):
-            count = _copy(reading, records, count_max or sys.maxsize, writer, interrupts, show=show)
+            count = _copy(
+                reading, only_key, count_max or sys.maxsize, writer, interrupts, show=show
+            )
         if is_held:
             reading.commit()
     if interrupts.has_come:
@@ -207,7 +204,7 @@ def _render(output: Output, choice: Choice, *, is_terminal: bool) -> Render:
 
 def _copy(
     reading: Reading,
-    records: Filter,
+    key: bytes | None,
     count_max: int,
     writer: Writer,
     interrupts: Interrupts,
@@ -218,7 +215,8 @@ def _copy(
     left = count_max
     with closing(reading.batches()) as batches:
         while left and (batch := interrupts.maybe_next(batches)) is not None:
-            rows = records.apply(Rows.of(batch)).first(left)
+            rows = Rows.of(batch)
+            rows = (rows if key is None else with_key(rows, key)).first(left)
             if len(rows):
                 writer.write(rows)
                 left -= len(rows)
