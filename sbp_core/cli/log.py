@@ -12,10 +12,9 @@ from typing import Final
 import click
 
 from sbp_core.cli import output
-from sbp_core.cli.client_options import json_option
 from sbp_core.cli.commands import Actions
+from sbp_core.cli.options import PATH, json_option
 from sbp_core.cli.progress import progress
-from sbp_core.cli.values import PATH
 from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.boundaries import START_NAME, read_high_water
 from sbp_core.log.disk import OsDisk
@@ -44,7 +43,7 @@ _folder: Final = click.argument(
 )
 
 
-@log.command("check")
+@log.command("check", example="sbp log check /var/lib/sbp")
 @_folder
 @json_option
 def check(folder: str, *, json: bool) -> int:
@@ -61,7 +60,7 @@ def check(folder: str, *, json: bool) -> int:
     return 0 if is_intact else 1
 
 
-@log.command("repair")
+@log.command("repair", example="sbp log repair /var/lib/sbp")
 @_folder
 @json_option
 def repair(folder: str, *, json: bool) -> int:

@@ -26,15 +26,21 @@ _EXIT_INTERRUPTED: Final = 130
 _HELP: Final = ("-h", "--help")
 
 COMMANDS: Final = (
-    Listed("serve", "sbp_core.cli.serve:serve", "Run a placement driver and range servers."),
+    Listed(
+        "serve", "sbp_core.cli.server_commands:serve", "Run a placement driver and range servers."
+    ),
     Listed(
         "streams",
         "sbp_core.cli.streams:streams",
         "Create, list, describe, copy, change and delete streams.",
     ),
     Listed("schema", "sbp_core.cli.schema:schema", "Look at the schemas of typed streams."),
-    Listed("produce", "sbp_core.cli.produce.command:produce", "Append records to a stream."),
-    Listed("consume", "sbp_core.cli.consume.command:consume", "Print the records of streams."),
+    Listed(
+        "produce", "sbp_core.cli.produce.produce_command:produce", "Append records to a stream."
+    ),
+    Listed(
+        "consume", "sbp_core.cli.consume.consume_command:consume", "Print the records of streams."
+    ),
     Listed("groups", "sbp_core.cli.groups:groups", "Show, move and delete consumer groups."),
     Listed("lag", "sbp_core.cli.group_lag:lag", "Show how far consumer groups are behind."),
     Listed("txns", "sbp_core.cli.txns:txns", "List transactions, and give up stuck ones."),
@@ -44,7 +50,7 @@ COMMANDS: Final = (
         "List the placement drivers and the range servers, drain one, and balance them.",
     ),
     Listed("top", "sbp_core.cli.top:top", "Watch rates, lag and disks of a cluster."),
-    Listed("console", "sbp_core.cli.console:console", "Serve the web console of a cluster."),
+    Listed("console", "sbp_core.cli.web:console", "Serve the web console of a cluster."),
     Listed("lake", "sbp_core.cli.lake:lake", "Land streams in Iceberg tables."),
     Listed("acl", "sbp_core.cli.acl:acl", "List, grant and revoke the rights of identities."),
     Listed("apply", "sbp_core.cli.apply:apply", "Make streams and rights as a file says."),
@@ -57,12 +63,12 @@ COMMANDS: Final = (
     ),
     Listed(
         "pd",
-        "sbp_core.cli.servers:pd",
+        "sbp_core.cli.server_commands:pd",
         "Run a placement driver, or check the files of a stopped one.",
     ),
-    Listed("range-server", "sbp_core.cli.servers:range_server", "Run a range server."),
-    Listed("http", "sbp_core.cli.http:http", "Serve records over HTTP."),
-    Listed("ping", "sbp_core.cli.ping:ping", "Measure a round trip to the placement driver."),
+    Listed("range-server", "sbp_core.cli.server_commands:range_server", "Run a range server."),
+    Listed("http", "sbp_core.cli.web:http", "Serve records over HTTP."),
+    Listed("ping", "sbp_core.cli.cluster:ping", "Measure a round trip to the placement driver."),
     Listed("token", "sbp_core.cli.token:token", "Make keys and tokens of clients."),
     Listed(
         "completion",

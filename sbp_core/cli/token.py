@@ -11,10 +11,9 @@ from typing import Any, Final
 import click
 
 from sbp_core import limits
-from sbp_core.cli.client_options import json_option
 from sbp_core.cli.commands import Actions
+from sbp_core.cli.options import DURATION_MS, PATH, json_option
 from sbp_core.cli.output import write_json, write_line, write_result
-from sbp_core.cli.values import DURATION_MS, PATH
 from sbp_core.errors import ConfigurationError
 from sbp_core.regular_files import open_private, read_regular
 
@@ -28,7 +27,7 @@ _private_file: Final = click.option(
 )
 
 
-@token.command("keys")
+@token.command("keys", example="sbp token keys --private-file private.json --jwks-file jwks.json")
 @_private_file
 @click.option("--jwks-file", type=PATH, required=True, help="New file for the public key.")
 @json_option
@@ -58,7 +57,11 @@ def make_keys(private_file: str, jwks_file: str, *, json: bool) -> int:
     return 0
 
 
-@token.command("issue")
+@token.command(
+    "issue",
+    example="sbp token issue etl --private-file private.json --issuer acme --audience sbp"
+    " --valid-for 30d",
+)
 @click.argument("subject", help="The name of the client; without =.")
 @_private_file
 @click.option("--issuer", required=True, metavar="TEXT", help="Issuer in [auth].")

@@ -4,7 +4,8 @@ import asyncio
 from collections import Counter
 
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
+from sbp_core.settings.server_settings import PlacementDriverSettings
 from tests.support.cluster import rows_batch
 from tests.support.machines import RangeServerProcess
 

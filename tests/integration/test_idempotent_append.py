@@ -20,13 +20,13 @@ from sbp_core.errors import (
 )
 from sbp_core.log.entry import Entry
 from sbp_core.log.states.writer_states import NumberedBatch, WriterState, encode_writers
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.pd.placement import Placement
 from sbp_core.rangeserver.appending.append_items import Writers
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.segment_format import EntryKind
 from sbp_core.session.negotiation import NO_WISHES
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 from sbp_core.wire.headers import AppendInfo, AppendRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error

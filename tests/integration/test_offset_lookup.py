@@ -7,13 +7,13 @@ import pytest
 from sbp_core import limits
 from sbp_core.client import NO_CURSOR, AppendItem, AsyncClient, GroupInfo, StreamSpec
 from sbp_core.cluster import Cluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     ConfigurationError,
     InvalidRequestError,
     NotFoundError,
     StatusCode,
 )
+from sbp_core.settings.server_settings import ClusterSettings
 from sbp_core.wire.headers import LookupOffsetInfo, LookupOffsetsRequest
 from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import SetClock

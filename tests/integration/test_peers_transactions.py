@@ -11,7 +11,6 @@ import pytest
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec, Transaction, TxnPart
 from sbp_core.cluster import Cluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     NotFoundError,
     RangeSealedError,
@@ -19,7 +18,7 @@ from sbp_core.errors import (
     TxnIncompleteError,
     WriterGapError,
 )
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.peers.transactions import (
     Ended,
     TxnEnd,
@@ -28,6 +27,7 @@ from sbp_core.peers.transactions import (
     stage,
     staged_batches,
 )
+from sbp_core.settings.server_settings import ClusterSettings, PlacementDriverSettings
 from sbp_core.wire.txn_id import copy_of
 from tests.support.cluster import DrivingClient, rows_batch, values_of
 from tests.support.machines import RangeServerProcess

@@ -18,9 +18,7 @@ from pathlib import Path
 import pytest
 
 from sbp_core import limits, processes
-from sbp_core.cli import serve as serve_command
-from sbp_core.cli import serving
-from sbp_core.cli.config import ServeSettings
+from sbp_core.cli import server_commands, serving
 from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.client import (
     EARLIEST,
@@ -32,11 +30,12 @@ from sbp_core.client import (
     StreamSpec,
 )
 from sbp_core.cluster import Cluster, Endpoints, LocalCluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.entry import COMMIT_BYTES
 from sbp_core.records import encode_envelope, split_envelopes
 from sbp_core.segment_format import ENTRY_PREFIX_BYTES, SEGMENT_HEADER_BYTES
+from sbp_core.settings.configuration import ServeSettings
+from sbp_core.settings.server_settings import ClusterSettings
 from tests.support.warm import WarmCluster, WarmProcess
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
@@ -333,10 +332,10 @@ def test_a_signal_while_starting_ends_the_start(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Cluster, "start", start_for_ever)
     monkeypatch.setattr(serving, "watch_signals", lambda stopping: stopping.set_result(None))
-    settings = ServeSettings(ClusterSettings(tmp_path))
+    settings = ServeSettings(servers=ClusterSettings(data_dir=tmp_path))
     asyncio.run(
         serving._serve(
-            *(serve_command.SERVE, settings, serving.ReadyFile(None), {}),
+            *(server_commands.SERVE, settings, serving.ReadyFile(None), {}),
             manager=ServiceManager({}),
             until_stdin_closes=False,
         )
@@ -383,7 +382,7 @@ def test_a_cluster_that_cannot_start_leaves_nothing_behind(tmp_path):
         finally:
             await cluster.stop()
 
-    free = ClusterSettings(tmp_path, pd_port=0, range_server_port=0, range_servers=2)
+    free = ClusterSettings(data_dir=tmp_path, pd_port=0, range_server_port=0, range_servers=2)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=str(port)):
@@ -396,7 +395,8 @@ def test_a_cluster_on_all_interfaces_prints_a_reachable_address(tmp_path):
     async def run() -> tuple[Endpoints, int]:
         cluster = Cluster(
             ClusterSettings(
-                *(tmp_path, "0.0.0.0"),
+                data_dir=tmp_path,
+                host="0.0.0.0",
                 insecure=True,
                 advertise_host="localhost",
                 pd_port=0,

@@ -15,10 +15,10 @@ from sbp_core.errors import (
     PermissionDeniedError,
     StatusCode,
 )
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.identity import DRIVER_COMMIT_NAME
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest
 from sbp_core.wire.headers import RangeServer as RangeServerTable
 from sbp_core.wire.opcodes import Opcode

@@ -20,7 +20,6 @@ from sqlalchemy import event, make_url, text
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.errors import ConfigurationError, StatusError
-from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.metadata.history import CommitMark
 from sbp_core.pd.metadata.leadership import Leadership
 from sbp_core.pd.metadata.sqlite_inspection import check_store
@@ -34,6 +33,7 @@ from sbp_core.pd.model import (
     SealedRange,
 )
 from sbp_core.pd.txns.transactions import Manifest, Part
+from sbp_core.settings.server_settings import CapacityLimits
 
 END_SECONDS = 60
 NO_LEASE_MS = 0

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.app.record import Batch
-from sbp_core.cli.consume.json_text import json_texts
-from sbp_core.cli.consume.rendering import json_lines, value_lines
-from sbp_core.cli.consume.rows import Rows, with_key
+from sbp_core.cli.consume.rendering import json_lines, json_texts, value_lines
+from sbp_core.cli.consume.selected_rows import Rows, with_key
 from sbp_core.cli.output import to_json
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import ROWS_SCHEMA

@@ -13,11 +13,9 @@ import click
 
 from sbp_core.app.record import Batch
 from sbp_core.cli import formats
-from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
-from sbp_core.cli.connect import connect
-from sbp_core.cli.consume.interrupts import Interrupts
-from sbp_core.cli.consume.progress import shown_progress
-from sbp_core.cli.consume.reading import Reading, check_wanted
+from sbp_core.cli.commands import Command
+from sbp_core.cli.connect import STREAM, connect
+from sbp_core.cli.consume.record_reading import Plan, Reading, Wanted, check_wanted, shown_progress
 from sbp_core.cli.consume.rendering import (
     Render,
     column_lines,
@@ -25,12 +23,27 @@ from sbp_core.cli.consume.rendering import (
     json_lines,
     value_lines,
 )
-from sbp_core.cli.consume.rows import Choice, Rows, with_key
-from sbp_core.cli.consume.spans import Plan, Wanted
-from sbp_core.cli.consume.target import Target, file_target, standard_output
-from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
+from sbp_core.cli.consume.selected_rows import Choice, Rows, with_key
+from sbp_core.cli.consume.writers import (
+    TableWriter,
+    Target,
+    TextWriter,
+    Writer,
+    file_target,
+    standard_output,
+)
+from sbp_core.cli.options import (
+    PATH,
+    POSITION,
+    POSITIVE,
+    TIMESTAMP,
+    ClientOptions,
+    Value,
+    client_options,
+    retry_option,
+)
 from sbp_core.cli.output import noticing_reader, write_notice
-from sbp_core.cli.values import PATH, POSITION, POSITIVE, STREAM, TIMESTAMP, Value
+from sbp_core.cli.signals import NotedInterrupts
 from sbp_core.client import Client, RetryPolicy
 from sbp_core.client.stream_position import (
     Position,
@@ -61,7 +74,7 @@ class Output:
     path: str | None
 
 
-@click.command()
+@click.command(cls=Command, example="sbp consume orders --last 10 --json")
 @click.argument("streams", type=STREAM, metavar="STREAM...", nargs=-1, required=True)
 @click.option("--from", "start", type=POSITION, help="Where to start. [default: earliest]")
 @click.option("--from-timestamp", type=TIMESTAMP, help="Start at this time, as --from TIME does.")
@@ -137,7 +150,7 @@ def consume(
         reading = Reading(client, wanted, commits_at_end=is_held)
         with (
             noticing_reader() if follow else nullcontext(),
-            Interrupts(is_file=is_file, has_group=group is not None) as interrupts,
+            NotedInterrupts(is_file=is_file, has_group=group is not None) as interrupts,
             _opened(to_file) as target,
             _writer(client, written, target) as writer,
             shown_progress(client, is_wanted=is_file, has_end=not (follow or count_max)) as show,
@@ -207,7 +220,7 @@ def _copy(
     key: bytes | None,
     count_max: int,
     writer: Writer,
-    interrupts: Interrupts,
+    interrupts: NotedInterrupts,
     *,
     show: Callable[[Plan, Batch], None],
 ) -> int:
