@@ -25,12 +25,18 @@ from status_codes import NOTICE, table
 
 from sbp_core import limits
 from sbp_core.cli import main as command_line
-from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.commands import CommandWithActions, Listed
-from sbp_core.cli.config import OPTIONS_OF_REQUIRED, PD, RANGE_SERVER, SERVE, Configuration
+from sbp_core.cli.commands import Command, CommandWithActions, Listed
+from sbp_core.cli.options import ClientOptions, client_options
 from sbp_core.pd.txns.publications import PUBLICATION
 from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION, REFUSED, Machine
+from sbp_core.settings.configuration import (
+    PD,
+    RANGE_SERVER,
+    SERVE,
+    Configuration,
+)
+from sbp_core.settings.declaration import setting_of
 from sbp_spark.command import CHECKPOINT
 from sbp_spark.options.declaring import Option
 from sbp_spark.options.sink import SINK_OPTIONS
@@ -236,6 +242,8 @@ def command_section(path: str, command: click.Command) -> Iterator[str]:
     common = arguments_of(_CLIENT).items()
     own = arguments_of(command).items()
     yield from [f"{'###' if path.count(' ') > 1 else '##'} {path}", ""]
+    if isinstance(command, Command):
+        yield from [f"Example: `{command.example}`", ""]
     yield from [inspect.cleandoc(command.help or ""), ""]
     if is_client := common <= own:
         yield from ["Takes the [options of clients](#options-of-clients).", ""]
@@ -289,10 +297,8 @@ def configuration_document() -> str:
         for section, settings in each.sections.items():
             rows = []
             for key, setting in settings.items():
-                about, default = setting.metadata, shown_default(setting)
-                rows.append(
-                    [f"`{key}`", default, about["unit"] or "-", about["limit"], about["doc"]]
-                )
+                about, default = setting_of(setting), shown_default(setting)
+                rows.append([f"`{key}`", default, about.unit or "-", about.limit, about.doc])
             lines += [f"### [{section}]", ""]
             lines += [*table(["key", "default", "unit", "allowed", "meaning"], rows), ""]
     return "\n".join(lines)
@@ -308,14 +314,12 @@ def shown_default(setting: Field[Any]) -> str:
 
 def setting_lines(key: str, setting: Field[Any]) -> Iterator[str]:
     """Yield a key of a file in conf/, below its meaning, unit and limit."""
-    yield from textwrap.wrap(
-        setting.metadata["doc"], 100, initial_indent="# ", subsequent_indent="# "
-    )
-    unit = setting.metadata["unit"]
-    yield f"# {f'Unit: {unit}. ' if unit else ''}Limit: {setting.metadata['limit']}"
+    about = setting_of(setting)
+    yield from textwrap.wrap(about.doc, 100, initial_indent="# ", subsequent_indent="# ")
+    yield f"# {f'Unit: {about.unit}. ' if about.unit else ''}Limit: {about.limit}"
     default = setting.default
     if default is MISSING:
-        yield f"# Required, here or as {OPTIONS_OF_REQUIRED[key]}."
+        yield f"# Required, here or as {about.option} {about.metavar}."
     if default is MISSING or default is None:
         yield f"# {key} = {json.dumps(EXAMPLES[setting.name])}"
     else:

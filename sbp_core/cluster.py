@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import IO, ClassVar, Final, Self
 
 from sbp_core import limits
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import Disk
 from sbp_core.pd import PlacementDriver
@@ -40,15 +39,15 @@ from sbp_core.processes import (
     tls_options,
 )
 from sbp_core.rangeserver.identity import load_identity
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.regular_files import DIRECTORY_MODE, open_private
 from sbp_core.server.metrics import Catalog, Reading
 from sbp_core.server.served import Condition, Unready
-from sbp_core.server.settings import (
+from sbp_core.settings.listening import (
     is_wildcard,
     join_address,
 )
+from sbp_core.settings.server_settings import ClusterSettings, RangeServerSettings
 from sbp_core.tls import ServerTls
 
 

@@ -25,7 +25,8 @@ from weakref import WeakSet
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.log.disk import OsDisk
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.settings.declaration import setting_of
+from sbp_core.settings.server_settings import RangeServerSettings
 from sbp_core.tls import ServerTls
 
 COMMAND: Final = [sys.executable, "-m", "sbp_core.cli.main"]
@@ -166,12 +167,10 @@ class RangeServerProcess:
         for name in ("log_file", "audit_file"):
             path = self._log_options.get(name)
             words += [] if path is None else [f"--{name.replace('_', '-')}", str(path)]
-        words += ["--data-dir", str(self._settings.data_dir)]
         words += ["--admin-port", str(self._admin_port)]
-        words += tls_options(self._settings.tls)
-        for name in ("auth_jwks_file", "auth_jwks_ca_file", "quotas_file"):
-            path = getattr(self._settings, name)
-            words += [] if path is None else [f"--{name.replace('_', '-')}", str(path)]
+        for each in fields(self._settings):
+            path = getattr(self._settings, each.name)
+            words += [setting_of(each).option, str(path)] if isinstance(path, Path) else []
         return await asyncio.create_subprocess_exec(
             *(*COMMAND, *words),
             stdin=asyncio.subprocess.PIPE,
@@ -251,9 +250,9 @@ def _toml(settings: RangeServerSettings, log_options: Mapping[str, str | Path | 
     for each in fields(settings):
         value = getattr(settings, each.name)
         if value is not None and not isinstance(value, Path):
-            key = each.metadata.get("key", each.name)
-            section = sections[each.metadata.get("section", "range_server")]
-            section.append(f"{key} = {json.dumps(value)}")
+            declared = setting_of(each)
+            section = sections[declared.section or "range_server"]
+            section.append(f"{declared.key or each.name} = {json.dumps(value)}")
     lines = [line for name, each in sections.items() for line in (f"[{name}]", *each)]
     return "\n".join([*lines, ""])
 

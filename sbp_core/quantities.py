@@ -1,4 +1,4 @@
-"""Durations, sizes and times as people write and read them: 90s, 10GiB, 2025-01-31T09:30."""
+"""Durations, sizes, times and paths as people write and read them: 90s, 10GiB, 2025-01-31T09:30."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ def is_offset(text: str) -> bool:
 def quoted(text: str) -> str:
     """Return what was written, in quotes and not too long, for an error."""
     return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
+
+
+def parse_path(text: str) -> str:
+    """Return the path of a file or folder. Raises ConfigurationError if the text cannot be one."""
+    if not text:  # it would be the working directory
+        raise ConfigurationError("the path is empty; write . for the working directory")
+    if "\0" in text:
+        raise ConfigurationError(f"{quoted(text)} is not a path: it has a NUL character")
+    return text
 
 
 def parse_timestamp(text: str) -> datetime:

@@ -29,8 +29,8 @@ from benchmarks.harness.tables import table
 from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.records import ROWS_SCHEMA, encode_rows
+from sbp_core.settings.server_settings import ClusterSettings
 
 CLIENTS: Final = 4
 FETCHES_IN_FLIGHT: Final = 8

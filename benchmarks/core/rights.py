@@ -22,12 +22,12 @@ from benchmarks.harness.tables import table
 from sbp_core.access.identity import Identity
 from sbp_core.access.rights import Grant, Right
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec, Writer
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.server.gate import Identified
 from sbp_core.server.peer import Peer
-from sbp_core.server.quota_rules import rules_of
+from sbp_core.settings.quotas import rules_of
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 
 _ITEM_COUNTS: Final = (1, 100)
 _BATCHES_PER_ROUND: Final = 400

@@ -12,9 +12,10 @@ from typing import Final
 
 from sbp_core.admin.pacing import paced_loop
 from sbp_core.admin.pages import LOOP_SECONDS_MAX, Pages
+from sbp_core.server.gate import gate_of
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.served import Served
-from sbp_core.server.settings import Exposure, ListenerSettings, join_address
+from sbp_core.settings.listening import Exposure, ListenerSettings, join_address
 from sbp_core.web.http_listener import HttpLimits, HttpListener
 
 _LOG: Final = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class AdminEndpoint:
     ) -> None:
         self._settings = settings
         self._port = port
-        self._gate = settings.gate()
+        self._gate = gate_of(settings)
         loop = asyncio.get_running_loop()
         host = settings.host if settings.exposure is Exposure.NOBODY else None
         contexts = settings.tls_contexts()

@@ -10,9 +10,9 @@ import click
 
 from sbp_core.access.identity import parse_subject
 from sbp_core.access.rights import GRANTABLE, Grant, checked_grant, checked_subject
-from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import connect
+from sbp_core.cli.options import ClientOptions, client_options
 from sbp_core.cli.output import one_line, write_json, write_line, write_notice, write_table
 from sbp_core.errors import ConfigurationError, InvalidRequestError
 from sbp_core.wording import listed
@@ -52,7 +52,7 @@ def _grant_arguments(run: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-@acl.command("list")
+@acl.command("list", example="sbp acl list --subject CN=etl")
 @click.option("--subject", metavar="SUBJECT", help="Only what this one may do.")
 @client_options
 def list_grants(options: ClientOptions, subject: str | None) -> int:
@@ -70,7 +70,7 @@ def list_grants(options: ClientOptions, subject: str | None) -> int:
     return 0
 
 
-@acl.command("grant")
+@acl.command("grant", example="sbp acl grant CN=etl append 'orders-*'")
 @_grant_arguments
 @client_options
 def grant(options: ClientOptions, subject: str, right: str, pattern: str) -> int:
@@ -95,7 +95,7 @@ def grant(options: ClientOptions, subject: str, right: str, pattern: str) -> int
     return 0
 
 
-@acl.command("revoke")
+@acl.command("revoke", example="sbp acl revoke CN=etl append 'orders-*'")
 @_grant_arguments
 @client_options
 def revoke(options: ClientOptions, subject: str, right: str, pattern: str) -> int:

@@ -14,10 +14,10 @@ import msgspec
 from sbp_core import limits
 from sbp_core.access.identity import parse_subject
 from sbp_core.access.rights import Grant, checked_grant
-from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import checked_new_name, connect
+from sbp_core.cli.options import PATH, ClientOptions, client_options
 from sbp_core.cli.output import one_line, write_json, write_line
-from sbp_core.cli.values import PATH
 from sbp_core.client import Client, StreamInfo, StreamSpec, StreamUpdate, newest_schemas
 from sbp_core.errors import ConfigurationError, InvalidRequestError, SchemaError
 from sbp_core.properties import PROPERTIES_MAX, checked_properties
@@ -91,7 +91,7 @@ class _Change:
     make: Callable[[Client], object]
 
 
-@click.command("apply")
+@click.command("apply", cls=Command, example="sbp apply streams.toml --dry-run")
 @click.argument("file", type=PATH, help="TOML with streams and grants.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @client_options

@@ -21,10 +21,10 @@ from sbp_core.backup.upkeep import (
     prune,
     read_manifest,
 )
-from sbp_core.cli.client_options import ClientOptions, client_options, json_option
-from sbp_core.cli.commands import Actions
+from sbp_core.cli.commands import Actions, Command
 from sbp_core.cli.confirming import write_effects, yes_option
 from sbp_core.cli.connect import PATIENT, connect, connecting
+from sbp_core.cli.options import POSITIVE, SIZE, ClientOptions, client_options, json_option
 from sbp_core.cli.output import (
     one_line,
     show_time,
@@ -35,7 +35,6 @@ from sbp_core.cli.output import (
     write_table,
 )
 from sbp_core.cli.progress import BYTES, OnProgress, progress
-from sbp_core.cli.values import POSITIVE, SIZE
 from sbp_core.client import AsyncClient
 from sbp_core.quantities import round_size
 from sbp_core.session.negotiation import RequestedFeatures
@@ -55,7 +54,7 @@ _backup_id: Final = click.option(
 )
 
 
-@backup.command("create")
+@backup.command("create", example="sbp backup create s3://backups/sbp")
 @_place
 @click.option(
     "--bytes-per-second",
@@ -98,7 +97,7 @@ def create(options: ClientOptions, place: str, bytes_per_second: int) -> int:
     return 0
 
 
-@backup.command("list")
+@backup.command("list", example="sbp backup list s3://backups/sbp")
 @_place
 @json_option
 def list_backups(place: str, *, json: bool) -> int:
@@ -117,7 +116,7 @@ def list_backups(place: str, *, json: bool) -> int:
     return 0
 
 
-@backup.command("check")
+@backup.command("check", example="sbp backup check s3://backups/sbp")
 @_place
 @_backup_id
 @json_option
@@ -144,7 +143,7 @@ def check(place: str, backup_id: str | None, *, json: bool) -> int:
     return 1 if faults else 0
 
 
-@backup.command("prune")
+@backup.command("prune", example="sbp backup prune s3://backups/sbp --keep 7")
 @_place
 @click.option("--keep", type=POSITIVE, required=True, help="Backups to keep, 1 or more.")
 @yes_option
@@ -173,7 +172,7 @@ def prune_backups(place: str, keep: int, *, json: bool, yes: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command(cls=Command, example="sbp restore s3://backups/sbp")
 @_place
 @_backup_id
 @client_options

@@ -1,4 +1,4 @@
-"""`sbp cluster`: the placement drivers and the range servers of a cluster."""
+"""`sbp cluster` and `sbp ping`: the placement drivers and the range servers of a cluster."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final
 import click
 
 from sbp_core import limits
-from sbp_core.cli.client_options import ClientOptions, client_options
-from sbp_core.cli.commands import CommandWithActions
+from sbp_core.cli.commands import Command, CommandWithActions
 from sbp_core.cli.connect import connect
 from sbp_core.cli.moves import balance
+from sbp_core.cli.options import NUMBER, ClientOptions, client_options
 from sbp_core.cli.output import (
     flush,
     write_json,
@@ -23,7 +23,6 @@ from sbp_core.cli.output import (
     write_result,
     write_table,
 )
-from sbp_core.cli.values import NUMBER
 from sbp_core.client import Client, ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import UnsupportedError
 
@@ -36,7 +35,7 @@ _WATCH_SECONDS: Final = 2
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
-@click.command(cls=CommandWithActions)
+@click.command(cls=CommandWithActions, example="sbp cluster --watch")
 @click.option("--watch", is_flag=True, help=f"List them again every {_WATCH_SECONDS} s.")
 @click.option(
     "--all",
@@ -74,7 +73,7 @@ def cluster(options: ClientOptions, *, watch: bool, is_all: bool) -> int:
             time.sleep(_WATCH_SECONDS)
 
 
-@cluster.action("drain")
+@cluster.action("drain", example="sbp cluster drain 3")
 @click.argument("server", type=NUMBER, metavar="SERVER", help="Id of the range server.")
 @click.option("--cancel", is_flag=True, help="Let it be given ranges again.")
 @client_options
@@ -178,3 +177,15 @@ def _row(each: RangeServerInfo) -> tuple[object, ...]:
         each.unreplicated_ranges,
         each.missing_replicas,
     )
+
+
+@click.command(cls=Command, example="sbp ping")
+@client_options
+def ping(options: ClientOptions) -> int:
+    """Measure a round trip to the placement driver, on a connection that is there already."""
+    with connect(options) as client:
+        round_trip_ms, endpoint = client.ping(), client.endpoint
+    value = {"endpoint": endpoint, "round_trip_ms": round_trip_ms}
+    text = f"{endpoint} answers in {round_trip_ms:.2f} ms"
+    write_result(value, text, is_json=options.json)
+    return 0

@@ -67,8 +67,23 @@ class LateCommands(click.Group):
             formatter.write_dl([(each.name, each.help) for each in self._listed.values()])
 
 
+class Command(click.Command):
+    """A command whose help begins with an example."""
+
+    def __init__(self, *arguments: Any, example: str, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.example = example
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the example, then how the command is called."""
+        formatter.write(f"Example: {self.example}\n\n")
+        super().format_usage(ctx, formatter)
+
+
 class Actions(click.Group):
     """A command that does nothing without an action, such as `create` of `sbp streams`."""
+
+    command_class = Command
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -87,7 +102,7 @@ class Actions(click.Group):
             raise click.exceptions.NoSuchCommand(args[0], text, ctx=ctx) from error
 
 
-class CommandWithActions(click.Command):
+class CommandWithActions(Command):
     """A command that does something by itself, and has actions: `sbp txns`, `sbp txns give-up`.
 
     A first argument that is the name of an action calls that. `sbp txns -- give-up` is the command.
@@ -97,11 +112,11 @@ class CommandWithActions(click.Command):
         super().__init__(*arguments, **settings)
         self.actions: dict[str, click.Command] = {}
 
-    def action(self, name: str) -> Callable[[Callable[..., int]], click.Command]:
+    def action(self, name: str, *, example: str) -> Callable[[Callable[..., int]], click.Command]:
         """Declare an action, as `click.Group.command` does."""
 
         def declare(run: Callable[..., int]) -> click.Command:
-            declared = click.command(name)(run)
+            declared = click.command(name, cls=Command, example=example)(run)
             self.actions[name] = declared
             return declared
 

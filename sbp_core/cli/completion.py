@@ -7,7 +7,7 @@ from typing import Final
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-from sbp_core.cli.commands import COMPLETE_VARIABLE
+from sbp_core.cli.commands import COMPLETE_VARIABLE, Command
 from sbp_core.cli.output import write_lines
 
 _SHELLS: Final[dict[str, type[ShellComplete]]] = {
@@ -15,7 +15,7 @@ _SHELLS: Final[dict[str, type[ShellComplete]]] = {
 }
 
 
-@click.command()
+@click.command(cls=Command, example="sbp completion bash")
 @click.argument("shell", type=click.Choice([*_SHELLS]), metavar="SHELL", help="bash, zsh or fish.")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
 
 from sbp_core import limits
-from sbp_core.cli.client_options import ClientOptions, TlsOptions
+from sbp_core.cli.options import DEFAULT_ENDPOINT, ClientOptions, TlsOptions
 from sbp_core.client import (
     Client,
     Connecting,
@@ -139,3 +143,37 @@ def find_sizes(client: Client, stream_ids: Sequence[int]) -> dict[int, int]:
 def titled(info: StreamInfo) -> str:
     """Return how lines for people name a stream."""
     return f"{info.label} (id {info.stream_id})"
+
+
+_NAMES_MAX: Final = 1_000
+
+
+def _find_names(given: Mapping[str, Any], prefix: str) -> list[str]:
+    """Return the names that begin with `prefix`; none if the cluster does not answer at once.
+
+    `given` are the options of the command line so far.
+    """
+    files: dict[str, Any] = {each.name: given.get(each.name) for each in fields(TlsOptions)}
+    options = ClientOptions(**files, endpoint=given.get("endpoint") or DEFAULT_ENDPOINT)
+    try:
+        with connect(options, AT_ONCE) as client:
+            names = [each.name for each in client.list_streams()]
+    except SbpError:
+        return []
+    return [name for name in names if name and name.startswith(prefix)][:_NAMES_MAX]
+
+
+class StreamValue(click.ParamType[str]):
+    """The name or id of a stream. Shells complete the names, if a cluster answers at once."""
+
+    name = "STREAM"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the names that begin so, as the options before them reach a cluster; or none."""
+        names = _find_names(ctx.params, incomplete)
+        return [CompletionItem(name) for name in names]
+
+
+STREAM: Final = StreamValue()

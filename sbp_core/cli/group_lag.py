@@ -10,8 +10,9 @@ from datetime import timedelta
 import click
 
 from sbp_core import limits
-from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import connect, find_reach, suggestion
+from sbp_core.cli.options import ClientOptions, client_options
 from sbp_core.cli.output import write_json, write_table
 from sbp_core.client import Client, CursorInfo
 from sbp_core.client.types import GroupDescription
@@ -21,7 +22,7 @@ from sbp_core.operating.cursor_lag import Lag, measure_group, unread_offsets
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "MEMBER", "")
 
 
-@click.command()
+@click.command(cls=Command, example="sbp lag billing")
 @click.argument("group", required=False)
 @client_options
 def lag(options: ClientOptions, group: str | None) -> int:

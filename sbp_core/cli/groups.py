@@ -9,10 +9,9 @@ from typing import Final
 import click
 
 from sbp_core import limits
-from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import Actions
 from sbp_core.cli.confirming import write_effects, yes_option
-from sbp_core.cli.connect import connect, find_reach, parse_stream
+from sbp_core.cli.connect import STREAM, connect, find_reach, parse_stream
 from sbp_core.cli.group_lag import (
     describe_members,
     find_cursors,
@@ -21,8 +20,8 @@ from sbp_core.cli.group_lag import (
     write_groups,
     write_lags,
 )
+from sbp_core.cli.options import POSITION, ClientOptions, client_options
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
-from sbp_core.cli.values import POSITION, STREAM
 from sbp_core.client import Client, CursorInfo
 from sbp_core.client.types import GroupDescription
 from sbp_core.errors import NotFoundError, RefusedError, SbpError, StatusCode
@@ -55,7 +54,7 @@ groups: Final = Actions(
 )
 
 
-@groups.command("list")
+@groups.command("list", example="sbp groups list")
 @client_options
 def list_all(options: ClientOptions) -> int:
     """List the consumer groups, and when each committed last."""
@@ -64,7 +63,7 @@ def list_all(options: ClientOptions) -> int:
     return 0
 
 
-@groups.command()
+@groups.command(example="sbp groups describe billing")
 @click.argument("group")
 @client_options
 def describe(options: ClientOptions, group: str) -> int:
@@ -88,7 +87,7 @@ def describe(options: ClientOptions, group: str) -> int:
     return 0
 
 
-@groups.command()
+@groups.command(example="sbp groups reset billing --to -10m --yes")
 @click.argument("group")
 @_streams
 @click.option(
@@ -122,7 +121,7 @@ def reset(
     return 0
 
 
-@groups.command()
+@groups.command(example="sbp groups delete billing --stream archive --yes")
 @click.argument("group")
 @_streams
 @yes_option

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import CommandWithActions
 from sbp_core.cli.connect import PATIENT, connecting
+from sbp_core.cli.options import DURATION_MS, PATH, SIZE, ClientOptions, client_options
 from sbp_core.cli.output import write_json, write_table
-from sbp_core.cli.server_options import path_option
+from sbp_core.cli.server_options import process_options
 from sbp_core.cli.serving import ReadyFile, announce, watch_signals
-from sbp_core.cli.values import DURATION_MS, PATH, SIZE
 from sbp_core.errors import ConfigurationError
 from sbp_core.lake.catalog import open_catalog
 
@@ -52,7 +51,7 @@ def _catalog_options(run: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-@click.command(cls=CommandWithActions)
+@click.command(cls=CommandWithActions, example="sbp lake --warehouse tables")
 @_catalog_options
 @click.option(
     "--interval",
@@ -72,7 +71,7 @@ def _catalog_options(run: Callable[..., int]) -> Callable[..., int]:
     default="1d",
     help="Keep old snapshots of a table, and their files, for so long. [default: 1d]",
 )
-@path_option("--ready-file", "JSON file that exists while the command lands streams.")
+@process_options("ready_file")[0]
 @client_options
 def lake(
     options: ClientOptions,
@@ -105,7 +104,7 @@ def lake(
     return 0
 
 
-@lake.action("status")
+@lake.action("status", example="sbp lake status --warehouse tables")
 @_catalog_options
 @client_options
 def status(options: ClientOptions, catalog: str | None, warehouse: str) -> int:

@@ -5,34 +5,26 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from sbp_core.cli import output
-from sbp_core.cli.client_options import json_option
 from sbp_core.cli.commands import Actions
+from sbp_core.cli.options import PATH, json_option
 from sbp_core.cli.progress import progress
-from sbp_core.cli.values import NUMBER, PATH, POSITIVE
 from sbp_core.errors import ConfigurationError, LogError
 from sbp_core.log.boundaries import START_NAME, read_high_water
-from sbp_core.log.disk import OsDisk, translate_os_error
-from sbp_core.log.entry import Entry, Location
+from sbp_core.log.disk import OsDisk
 from sbp_core.log.recovery.inspection import LogInspection, inspect_log, repair_log
-from sbp_core.log.segment import segment_bases
-from sbp_core.log.segment_scan import Damage, SegmentScanner
-from sbp_core.log.states.replicated_entries import decode_settled
-from sbp_core.log.states.staged_entries import decode_end, decode_prefix
-from sbp_core.log.states.writer_states import decode_mark
 from sbp_core.pd.log_marks import maybe_other_log
 from sbp_core.pd.metadata.data_dir import has_metadata
 from sbp_core.pd.metadata.sqlite_inspection import DRIVER_NAME, maybe_log_mark_of
 from sbp_core.pd.model import LogMark
 from sbp_core.rangeserver.identity import IDENTITY_NAME, Identity, check_log_is_there
-from sbp_core.segment_format import EntryKind, maybe_segment_base, segment_path
+from sbp_core.segment_format import maybe_segment_base
 from sbp_core.wording import counted
 
 _DISK: Final = OsDisk()
@@ -51,7 +43,7 @@ _folder: Final = click.argument(
 )
 
 
-@log.command("check")
+@log.command("check", example="sbp log check /var/lib/sbp")
 @_folder
 @json_option
 def check(folder: str, *, json: bool) -> int:
@@ -68,7 +60,7 @@ def check(folder: str, *, json: bool) -> int:
     return 0 if is_intact else 1
 
 
-@log.command("repair")
+@log.command("repair", example="sbp log repair /var/lib/sbp")
 @_folder
 @json_option
 def repair(folder: str, *, json: bool) -> int:
@@ -91,33 +83,6 @@ def repair(folder: str, *, json: bool) -> int:
             output.write_line("  repaired; the records above are lost, everything else is served")
         for path in kept:
             output.write_line(f"  kept as it was: {path}")
-    return 0
-
-
-@log.command("dump")
-@click.option(
-    "--from",
-    "start",
-    type=NUMBER,
-    default=0,
-    metavar="POSITION",
-    help="Log position to begin at. [default: the first]",
-)
-@click.option("--max", "count", type=POSITIVE, help="End after N entries.")
-@_folder
-@json_option
-def dump(folder: str, start: int, count: int | None, *, json: bool) -> int:
-    """Print the entries of a log, without the records in them.
-
-    A server may have the log open.
-    """
-    directories = find_logs(Path(folder))
-    if len(directories) > 1:
-        names = ", ".join(str(directory) for directory in directories)
-        raise ConfigurationError(f"{folder} has several logs; name one of: {names}")
-    show = output.write_json if json else _show_item
-    for item in islice(_items(directories[0], start), count):
-        show(item)
     return 0
 
 
@@ -250,69 +215,3 @@ def _show(directory: Path, found: LogInspection, *, is_json: bool) -> None:
             f"  {tail.path} has a torn tail of {tail.cut_bytes} bytes from log position"
             f" {tail.position} on, which was never synced; the next start cuts it off"
         )
-
-
-def _items(directory: Path, start: int) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a log from position `start` on."""
-    bases = segment_bases(_DISK, directory, 0)
-    first = max((base for base in bases if base <= start), default=0)
-    for base in bases:
-        if base < first:
-            continue
-        path = segment_path(directory, base)
-        with translate_os_error(LogError, "reading", path):
-            file = _DISK.open(path, is_writable=False)
-            size = file.size()
-        with closing(file):
-            scanner = SegmentScanner(file, base, size)
-            for item in scanner.entries():
-                position = item.position if isinstance(item, Damage) else item[1].position
-                if position >= start:
-                    yield _described(path, item, scanner.time_ms)
-
-
-def _described(path: Path, item: tuple[Entry, Location] | Damage, time_ms: int) -> dict[str, Any]:
-    if isinstance(item, Damage):
-        described: dict[str, Any] = {"position": item.position, "damage": item.reason}
-        found = item.maybe_batch()
-        if found is None:
-            return {**described, "file": str(path)}
-        entry, location = found
-    else:
-        described = {}
-        entry, location = item
-    described |= {
-        "position": location.position,
-        "length": location.length,
-        "time_ms": time_ms,
-        "kind": entry.kind.name.lower(),
-    }
-    if entry.kind is EntryKind.SNAPSHOT:
-        return {**described, "ranges": entry.count}
-    if entry.kind is EntryKind.SNAPSHOT_WRITERS:
-        return {**described, "writers": entry.count}
-    if entry.kind is EntryKind.SNAPSHOT_STAGED:
-        return described
-    described |= {
-        "stream_id": entry.stream_id,
-        "range_index": entry.range_index,
-        "base_offset": entry.base_offset,
-        "count": entry.count,
-    }
-    if entry.kind is EntryKind.WRITER_MARK:
-        described["writer_id"], described["sequence"] = decode_mark(entry)
-    if entry.kind is EntryKind.STAGED and entry.body:
-        described["txn_id"], described["sequence"] = decode_prefix(entry.body)
-    if entry.kind is EntryKind.SETTLED:
-        settled = decode_settled(entry)
-        described["seq"], described["is_cut"] = settled.end.seq, settled.truncation is not None
-    if entry.kind is EntryKind.TXN_END:
-        ended = decode_end(entry)
-        described["is_commit"] = ended.is_commit
-        described["txn_ids"] = list(ended.txn_ids)
-        described["batches"] = len(ended.batches)
-    return described
-
-
-def _show_item(item: dict[str, Any]) -> None:
-    output.write_line("  ".join(f"{name}={value}" for name, value in item.items()))

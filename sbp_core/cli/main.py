@@ -16,6 +16,7 @@ import click
 
 from sbp_core.cli import output
 from sbp_core.cli.commands import COMPLETE_VARIABLE, LateCommands, Listed
+from sbp_core.cli.version import VERSION_OPTIONS
 from sbp_core.errors import ConfigurationError, SbpError
 
 _EXIT_OK: Final = 0
@@ -25,15 +26,21 @@ _EXIT_INTERRUPTED: Final = 130
 _HELP: Final = ("-h", "--help")
 
 COMMANDS: Final = (
-    Listed("serve", "sbp_core.cli.serve:serve", "Run a placement driver and range servers."),
+    Listed(
+        "serve", "sbp_core.cli.server_commands:serve", "Run a placement driver and range servers."
+    ),
     Listed(
         "streams",
         "sbp_core.cli.streams:streams",
         "Create, list, describe, copy, change and delete streams.",
     ),
     Listed("schema", "sbp_core.cli.schema:schema", "Look at the schemas of typed streams."),
-    Listed("produce", "sbp_core.cli.produce.command:produce", "Append records to a stream."),
-    Listed("consume", "sbp_core.cli.consume.command:consume", "Print the records of streams."),
+    Listed(
+        "produce", "sbp_core.cli.produce.produce_command:produce", "Append records to a stream."
+    ),
+    Listed(
+        "consume", "sbp_core.cli.consume.consume_command:consume", "Print the records of streams."
+    ),
     Listed("groups", "sbp_core.cli.groups:groups", "Show, move and delete consumer groups."),
     Listed("lag", "sbp_core.cli.group_lag:lag", "Show how far consumer groups are behind."),
     Listed("txns", "sbp_core.cli.txns:txns", "List transactions, and give up stuck ones."),
@@ -43,7 +50,7 @@ COMMANDS: Final = (
         "List the placement drivers and the range servers, drain one, and balance them.",
     ),
     Listed("top", "sbp_core.cli.top:top", "Watch rates, lag and disks of a cluster."),
-    Listed("console", "sbp_core.cli.console:console", "Serve the web console of a cluster."),
+    Listed("console", "sbp_core.cli.web:console", "Serve the web console of a cluster."),
     Listed("lake", "sbp_core.cli.lake:lake", "Land streams in Iceberg tables."),
     Listed("acl", "sbp_core.cli.acl:acl", "List, grant and revoke the rights of identities."),
     Listed("apply", "sbp_core.cli.apply:apply", "Make streams and rights as a file says."),
@@ -56,19 +63,18 @@ COMMANDS: Final = (
     ),
     Listed(
         "pd",
-        "sbp_core.cli.servers:pd",
+        "sbp_core.cli.server_commands:pd",
         "Run a placement driver, or check the files of a stopped one.",
     ),
-    Listed("range-server", "sbp_core.cli.servers:range_server", "Run a range server."),
-    Listed("http", "sbp_core.cli.http:http", "Serve records over HTTP."),
-    Listed("ping", "sbp_core.cli.ping:ping", "Measure a round trip to the placement driver."),
+    Listed("range-server", "sbp_core.cli.server_commands:range_server", "Run a range server."),
+    Listed("http", "sbp_core.cli.web:http", "Serve records over HTTP."),
+    Listed("ping", "sbp_core.cli.cluster:ping", "Measure a round trip to the placement driver."),
     Listed("token", "sbp_core.cli.token:token", "Make keys and tokens of clients."),
     Listed(
         "completion",
         "sbp_core.cli.completion:completion",
         "Print what lets a shell complete command lines.",
     ),
-    Listed("version", "sbp_core.cli.version:version", "Print the version."),
 )
 
 
@@ -94,16 +100,10 @@ def main(arguments: Sequence[str] | None = None, *, more: Sequence[Listed] = ())
 
 def command(more: Sequence[Listed] = ()) -> LateCommands:
     """Return `sbp`, with all of its subcommands."""
-    version = click.Option(
-        ["--version"],
-        is_flag=True,
-        expose_value=False,
-        help="Print the version, as `sbp version` does.",
-    )
     return LateCommands(
         (*COMMANDS, *more),
         name="sbp",
-        params=[version],
+        params=[*VERSION_OPTIONS],
         context_settings={"help_option_names": [*_HELP]},
         help="Run and use streams of the Streaming Batch Protocol.",
     )
@@ -111,8 +111,6 @@ def command(more: Sequence[Listed] = ()) -> LateCommands:
 
 def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
     group = command(more)
-    if arguments[:1] == ["--version"]:
-        arguments = ["version", *arguments[1:]]
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
         from click.shell_completion import shell_complete
@@ -152,7 +150,7 @@ def _run(arguments: Sequence[str], more: Sequence[Listed]) -> int:
 
 def _printing_help(arguments: Sequence[str]) -> contextlib.AbstractContextManager[None]:
     """Guard standard output where click itself writes to it."""
-    return output.writing() if {*_HELP} & {*arguments} else contextlib.nullcontext()
+    return output.writing() if {*_HELP, "--version"} & {*arguments} else contextlib.nullcontext()
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ from typing import Final
 import click
 
 from sbp_core import limits
-from sbp_core.cli.client_options import ClientOptions, client_options
+from sbp_core.cli.commands import Command
 from sbp_core.cli.confirming import yes_option
-from sbp_core.cli.connect import PROMPT, connect, find_stream, titled
+from sbp_core.cli.connect import PROMPT, STREAM, connect, find_stream, titled
+from sbp_core.cli.options import SIZE, ClientOptions, Value, client_options
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
 from sbp_core.cli.progress import progress
-from sbp_core.cli.values import SIZE, STREAM, Value
 from sbp_core.client import Client, RetryPolicy
 from sbp_core.errors import ConfigurationError
 from sbp_core.operating.balancing import (
@@ -65,7 +65,7 @@ _rate_option: Final[Callable[..., click.Command]] = click.option(
 )
 
 
-@click.command("balance")
+@click.command("balance", cls=Command, example="sbp cluster balance --yes")
 @yes_option
 @_rate_option
 @client_options
@@ -101,7 +101,7 @@ def balance(options: ClientOptions, *, yes: bool, rate: int) -> int:
     return _FAILED if has_failed else 0
 
 
-@click.command("move")
+@click.command("move", cls=Command, example="sbp streams move orders --to 4,2,3")
 @click.argument("stream", type=STREAM, metavar="NAME_OR_ID")
 @click.option(
     "--to",

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sbp_core import tls, tls_expiry
 from sbp_core.cli.logs import ProcessLog
@@ -18,9 +18,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.processes import hang_up_all
 from sbp_core.server import quota_rules
 from sbp_core.server.line_file import LineFile
-
-if TYPE_CHECKING:
-    from sbp_core.cli.config import Configuration, ServeSettings
+from sbp_core.settings.configuration import Configuration, ServeSettings
 
 _LOG: Final = logging.getLogger(__name__)
 _RELOADED: Final = ("log_level", "log_format")

@@ -13,11 +13,10 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import Actions
-from sbp_core.cli.connect import connect, find_stream, titled
+from sbp_core.cli.connect import STREAM, connect, find_stream, titled
+from sbp_core.cli.options import PATH, ClientOptions, client_options
 from sbp_core.cli.output import show_time, write_json, write_line
-from sbp_core.cli.values import PATH, STREAM
 from sbp_core.client import SchemaVersion, StreamInfo, newest_schemas
 from sbp_core.errors import ConfigurationError, NotFoundError
 from sbp_core.records import Change, Difference, StreamSchema, compare_schemas, field_text
@@ -47,7 +46,7 @@ schema: Final = Actions("schema", help="Look at the schemas of typed streams.")
 _stream: Final = click.argument("stream", type=STREAM, metavar="NAME_OR_ID")
 
 
-@schema.command("show")
+@schema.command("show", example="sbp schema show orders")
 @_stream
 @client_options
 def show(options: ClientOptions, stream: str) -> int:
@@ -66,7 +65,7 @@ def show(options: ClientOptions, stream: str) -> int:
     return 0
 
 
-@schema.command("history")
+@schema.command("history", example="sbp schema history orders")
 @_stream
 @client_options
 def history(options: ClientOptions, stream: str) -> int:
@@ -87,7 +86,7 @@ def history(options: ClientOptions, stream: str) -> int:
     return 0
 
 
-@schema.command("check")
+@schema.command("check", example="sbp schema check orders new.parquet")
 @_stream
 @click.argument("file", type=PATH, help="Parquet, or an Arrow IPC file or stream, on this machine.")
 @client_options

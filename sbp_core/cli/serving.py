@@ -22,9 +22,10 @@ from sbp_core.cli import output
 from sbp_core.cli.output import OutputError, ReaderGoneError
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.regular_files import tighten
+from sbp_core.settings.configuration import Configuration, ProcessSettings, ServeSettings
 
 if TYPE_CHECKING:
-    from sbp_core.cli.config import Configuration, ServeSettings
+    from sbp_core.cli.logs import ProcessLog
     from sbp_core.cli.reloading import Reloader
     from sbp_core.cli.service_manager import ServiceManager
     from sbp_core.server.line_file import LineFile
@@ -48,12 +49,12 @@ _GARBAGE_OBJECTS: Final = 10_000
 class Service:
     """A command that runs servers until a signal.
 
-    `configuration` names one of `sbp_core.cli.config`. `make` gets the settings, and a function
+    `make` gets the settings, and a function
     that stops all as a signal would. `describe` gets the servers and what their start returned; it
     returns the content of the ready file, and lines to print.
     """
 
-    configuration: str
+    configuration: Configuration[Any]
     make: Callable[[ServeSettings[Any], Callable[[], None]], Served]
     describe: Callable[[Any, Any], tuple[dict[str, Any], list[str]]]
 
@@ -69,41 +70,25 @@ class Service:
         from sbp_core.server.allocator import use_one_arena
 
         use_one_arena()  # before the imports, too: the first thread decides how many there may be
-        from sbp_core.cli import config
-        from sbp_core.cli.logs import ProcessLog
         from sbp_core.cli.reloading import Reloader
-        from sbp_core.cli.service_manager import ServiceManager
-        from sbp_core.server.accepting import raise_descriptor_limit
 
-        configuration: Configuration[Any] = getattr(config, self.configuration)
+        configuration = self.configuration
         settings = configuration.load(options)
-        data_dir = settings.servers.data_dir.absolute()
-        log = ProcessLog(
-            *(settings.log_level, settings.log_format, settings.log_file),
-            server=f"{configuration.command} {data_dir}",
-        )
-        with contextlib.closing(log), contextlib.ExitStack() as stack:
+        server = f"{configuration.command} {settings.servers.data_dir.absolute()}"
+        with logged_process(settings, server) as (log, manager), contextlib.ExitStack() as stack:
             audit_file = _maybe_audit_file(settings.audit_file)
             if audit_file is not None:
                 stack.callback(audit_file.close)
-            manager = ServiceManager(os.environ)
             reloader = Reloader(
                 *(configuration, options, settings, log), audit_file=audit_file, manager=manager
             )
             stack.callback(reloader.stop)
             reloader.watch()
-            raise_descriptor_limit()
-            try:
-                self._run(configuration, settings, reloader, manager, options)
-            except SbpError as error:
-                if log.has_file:  # standard error gets it in any case
-                    _LOG.critical("server ended: %s", error)
-                raise
+            self._run(settings, reloader, manager, options)
         return 0
 
     def _run(
         self,
-        configuration: Configuration[Any],
         settings: ServeSettings[Any],
         reloader: Reloader,
         manager: ServiceManager,
@@ -111,7 +96,7 @@ class Service:
     ) -> None:
         from sbp_core.server import quota_rules, runtime
 
-        data_dir = settings.servers.data_dir
+        data_dir, configuration = settings.servers.data_dir, self.configuration
         with _owned(data_dir, configuration.command):
             ready = ReadyFile(settings.ready_file)
             ready.remove()
@@ -130,6 +115,29 @@ class Service:
             )
             runtime.run(serving)
             _LOG.info("server stopped pid=%d", os.getpid())
+
+
+@contextlib.contextmanager
+def logged_process(
+    settings: ProcessSettings, server: str
+) -> Iterator[tuple[ProcessLog, ServiceManager]]:
+    """Let the body serve: its events are logged, and its service manager can be told its states.
+
+    The log calls the process `server`. An error that ends the body is in the log file, too.
+    """
+    from sbp_core.cli.logs import ProcessLog
+    from sbp_core.cli.service_manager import ServiceManager
+    from sbp_core.server.accepting import raise_descriptor_limit
+
+    log = ProcessLog(settings.log_level, settings.log_format, settings.log_file, server=server)
+    with contextlib.closing(log):
+        raise_descriptor_limit()
+        try:
+            yield log, ServiceManager(os.environ)
+        except SbpError as error:
+            if log.has_file:  # standard error gets it in any case
+                _LOG.critical("server ended: %s", error)
+            raise
 
 
 def _maybe_audit_file(path: Path | None) -> LineFile | None:

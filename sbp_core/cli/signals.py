@@ -3,6 +3,8 @@
 Each of them raises KeyboardInterrupt, so that a file is completed and a group's progress is
 committed. Nobody sends SIGTERM twice: whatever has not ended GRACE_SECONDS after the first
 interrupt, such as a commit at a server that is stopped, is interrupted again.
+
+`sbp consume` notes an interrupt, and `sbp produce` holds it back while records are appended.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Final
+from typing import Final, Self, TypeVar
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS: Final = 1.5
@@ -80,3 +82,86 @@ def _interrupt_again(_: int, frame: FrameType | None) -> None:
     if not callable(handler):
         raise KeyboardInterrupt
     handler(_came[0], frame)
+
+
+T = TypeVar("T")
+
+
+class NotedInterrupts:
+    """A context in which an interrupt is noted, if there is a file or a group.
+
+    It ends only a wait for records. The second one raises KeyboardInterrupt unless there is a file:
+    the reader of a pipe may be stuck. Without file and group the first one does.
+    """
+
+    def __init__(self, *, is_file: bool, has_group: bool) -> None:
+        self._is_file = is_file
+        self._is_waiting = False
+        self.has_come = False
+        """Whether there was an interrupt."""
+        self._handling: AbstractContextManager[bool] = (
+            handled(self._on_signal) if is_file or has_group else nullcontext(False)
+        )
+
+    def maybe_next(self, items: Iterator[T]) -> T | None:
+        """Return the next item; None at the end, and once there was an interrupt."""
+        if not self._is_deferring:
+            return next(items, None)
+        try:
+            self._is_waiting = True
+            return None if self.has_come else next(items, None)
+        except KeyboardInterrupt:
+            return None
+        finally:
+            self._is_waiting = False
+
+    def __enter__(self) -> Self:
+        self._is_deferring = self._handling.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handling.__exit__(None, None, None)
+
+    def _on_signal(self) -> None:
+        is_first, self.has_come = not self.has_come, True
+        if self._is_waiting or not (is_first or self._is_file):
+            raise KeyboardInterrupt
+
+
+class HeldInterrupts:
+    """Raises KeyboardInterrupt at a signal; the first one not within `held`, but at the end of it.
+
+    So it is known what became of the records that are on their way. Does nothing where Ctrl-C is
+    ignored, as by commands that a shell runs in the background.
+    """
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._is_due = False
+        self._has_come = False
+        self._handling = handled(self._on_interrupt)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the first interrupt back in the body."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._is_due:
+            self._is_due = False
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Self:
+        self._handling.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handling.__exit__(None, None, None)
+
+    def _on_interrupt(self) -> None:
+        is_first, self._has_come = not self._has_come, True
+        if not (is_first and self._is_held):
+            raise KeyboardInterrupt
+        self._is_due = True

@@ -10,11 +10,17 @@ import click
 
 from sbp_core import limits
 from sbp_core.app.blocking import Committer
-from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
-from sbp_core.cli.connect import checked_new_name, connect, find_reach, find_stream, titled
+from sbp_core.cli.commands import Command
+from sbp_core.cli.connect import STREAM, checked_new_name, connect, find_reach, find_stream, titled
+from sbp_core.cli.options import (
+    POSITION,
+    ClientOptions,
+    check_interval,
+    client_options,
+    retry_option,
+)
 from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.progress import progress
-from sbp_core.cli.values import POSITION, STREAM, check_interval
 from sbp_core.client import Client, FetchItem, Reach, RetryPolicy, StreamInfo, StreamSpec
 from sbp_core.errors import (
     AlreadyExistsError,
@@ -33,7 +39,7 @@ _COMMIT_BYTES: Final = 4 * limits.MIB
 _WAIT_MS: Final = 10_000
 
 
-@click.command()
+@click.command(cls=Command, example="sbp streams copy orders orders-2 --create")
 @click.argument("source", type=STREAM, metavar="FROM")
 @click.argument("target", type=STREAM, metavar="TO")
 @click.option(

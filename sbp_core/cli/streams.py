@@ -1,55 +1,79 @@
-"""`sbp streams`: create, describe, change and delete streams; others are beside it."""
+"""`sbp streams`: create, update, trim, seal and delete streams."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
 import click
 
 from sbp_core import limits
-from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import Actions
-from sbp_core.cli.confirming import write_effects, yes_option
+from sbp_core.cli.confirming import is_confirmed, write_effects, yes_option
 from sbp_core.cli.connect import (
+    STREAM,
     checked_new_name,
     connect,
     find_reach,
-    find_sizes,
     find_stream,
     parse_stream,
     titled,
 )
 from sbp_core.cli.moves import move
+from sbp_core.cli.options import (
+    DURATION_MS,
+    NUMBER,
+    POSITIVE,
+    SIZE,
+    ClientOptions,
+    Value,
+    client_options,
+)
 from sbp_core.cli.output import (
     one_line,
-    show_time,
-    write_json,
-    write_line,
     write_notice,
     write_result,
 )
 from sbp_core.cli.stream_copy import copy
-from sbp_core.cli.stream_list import list_streams
-from sbp_core.cli.stream_properties import check_lake, named_once, properties_of
-from sbp_core.cli.values import DURATION_MS, NUMBER, POSITIVE, SIZE, STREAM, Value
+from sbp_core.cli.stream_views import describe_streams, list_streams, retention_of, show_replicas
 from sbp_core.client import (
     Client,
-    RangeInfo,
     Reach,
-    SchemaVersion,
     StreamInfo,
     StreamSpec,
     StreamUpdate,
-    newest_schemas,
 )
-from sbp_core.errors import ConfigurationError, NoRangeServerError, SbpError, SchemaError
+from sbp_core.errors import ConfigurationError, NoRangeServerError, SbpError
 from sbp_core.lake import TABLE_PROPERTY
 from sbp_core.operating.stream_position import Position, PositionKind, find_offset
-from sbp_core.quantities import quoted, round_size, show_retention
-from sbp_core.records.stream_schema import name_text
+from sbp_core.quantities import quoted
 from sbp_core.wording import counted
+
+
+def check_lake(client: Client, ref: int | str, table: str) -> None:
+    """Raise ConfigurationError or SchemaError if a stream cannot land in a table."""
+    from sbp_core.lake.columns import check_table_name, table_schema
+
+    check_table_name(table)
+    (info,) = client.describe_streams([ref])
+    for newest in client.describe_schemas([info.stream_id])[info.stream_id][-1:]:
+        table_schema(newest.schema.arrow)
+
+
+def properties_of(client: Client, ref: int | str) -> dict[str, str]:
+    """Return the properties of a stream by key. Raises NotFoundError."""
+    (info,) = client.describe_streams([ref])
+    return client.describe_properties([info.stream_id])[info.stream_id]
+
+
+def named_once(present: Sequence[tuple[str, str]], absent: Sequence[str]) -> dict[str, str | None]:
+    """Return properties by key, None if absent. Raises ConfigurationError for a key named twice."""
+    found: dict[str, str | None] = {**dict(present), **dict.fromkeys(absent)}
+    if len(found) < len(present) + len(absent):
+        raise ConfigurationError("a property is named twice; name each once")
+    return found
+
 
 streams: Final = Actions("streams", help="Create, list, describe, copy, change and delete streams.")
 
@@ -90,7 +114,7 @@ _property_option: Final = click.option(
 )
 
 
-@streams.command("create")
+@streams.command("create", example="sbp streams create orders --replicas 3 --retention 7d")
 @click.argument("name")
 @click.option("--count", type=POSITIVE, help="Create N streams: NAME-0 to NAME-(N-1).")
 @click.option(
@@ -187,82 +211,38 @@ def _warn_of_missing(client: Client, replica_count: int) -> None:
 
 
 streams.add_command(list_streams)
-
-
-@streams.command("describe")
-@click.argument("refs", type=STREAM, nargs=-1, required=True, metavar=_NAME_OR_ID)
-@client_options
-def describe(options: ClientOptions, refs: Sequence[str]) -> int:
-    """Show the metadata, offsets and ranges of streams."""
-    with connect(options) as client:
-        infos = client.describe_streams([parse_stream(text) for text in refs])
-        stream_ids = [info.stream_id for info in infos]
-        reaches = find_reach(client, stream_ids)
-        sizes = find_sizes(client, stream_ids)
-        ranges = client.list_ranges(stream_ids)
-        schemas = _newest_schemas(client, stream_ids)
-        properties = client.describe_properties(stream_ids)
-    for info in infos:
-        at, schema = reaches[info.stream_id], schemas.get(info.stream_id)
-        if options.json:
-            described = {
-                **_described(info, at, sizes),
-                "properties": properties[info.stream_id],
-            }
-            _write_described(described, at, schema, ranges[info.stream_id])
-        else:
-            _write_stream(info, at, sizes.get(info.stream_id), schema)
-            for key, value in properties[info.stream_id].items():
-                write_line(f"  property   {key} = {one_line(value)}")
-            _write_ranges(ranges[info.stream_id])
-    return 0
-
-
-def _described(info: StreamInfo, at: Reach, sizes: Mapping[int, int]) -> dict[str, object]:
-    """Return a stream as an object; what is not known is null."""
-    held = {"start_offset": at.start_offset, "next_offset": at.next_offset}
-    return {**asdict(info), **held, "stored_bytes": sizes.get(info.stream_id)}
-
-
-def _size(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else round_size(size_bytes)
-
-
-def _write_described(
-    described: Mapping[str, object],
-    at: Reach,
-    schema: SchemaVersion | SchemaError | None,
-    ranges: tuple[RangeInfo, ...],
-) -> None:
-    """Write a stream as an object, with its schema and its ranges."""
-    missing = [{**asdict(each), "error": str(each.error)} for each in at.unavailable]
-    shown = [{**asdict(each), "next_offset": _maybe_end(each, at)} for each in ranges]
-    write_json({**described, **_described_schema(schema), "ranges": shown, "unavailable": missing})
+streams.add_command(describe_streams)
 
 
 streams.add_command(copy)
 streams.add_command(move)
 
 
-@streams.command("delete")
+@streams.command("delete", example="sbp streams delete orders clicks")
 @click.argument("refs", type=STREAM, nargs=-1, required=True, metavar=_NAME_OR_ID)
 @yes_option
 @client_options
 def delete(options: ClientOptions, refs: Sequence[str], *, yes: bool) -> int:
-    """Delete streams: all of them, or none. Without --yes it is only shown what would happen."""
+    """Delete streams: all of them, or none.
+
+    Without --yes it is shown what would happen. On a terminal the command then asks whether to go
+    on.
+    """
     parsed = [parse_stream(text) for text in refs]
     with connect(options) as client:
         infos = list(dict.fromkeys(client.describe_streams(parsed)))
-        if yes:
-            client.delete_streams([info.stream_id for info in infos])
-            texts = [f"deleted {titled(info)}" for info in infos]
-        else:
-            reaches = find_reach(client, [info.stream_id for info in infos])
-            texts = [
-                f"would delete {titled(info)}: {_extent(reaches[info.stream_id])}" for info in infos
+        stream_ids = [info.stream_id for info in infos]
+        if not yes:
+            reaches = find_reach(client, stream_ids)
+            effects = [
+                (asdict(info), [f"would delete {titled(info)}: {_extent(reaches[info.stream_id])}"])
+                for info in infos
             ]
-    effects = [(asdict(info), [text]) for info, text in zip(infos, texts, strict=True)]
-    write_effects(effects, "deleted", is_done=yes, is_json=options.json)
+            if not is_confirmed(effects, "deleted", is_json=options.json):
+                return 0
+        client.delete_streams(stream_ids)
+    effects = [(asdict(info), [f"deleted {titled(info)}"]) for info in infos]
+    write_effects(effects, "deleted", is_done=True, is_json=options.json)
     return 0
 
 
@@ -272,7 +252,7 @@ def _extent(at: Reach) -> str:
     return f"{least}{counted(at.readable_end - at.start_offset, 'record')}"
 
 
-@streams.command("update")
+@streams.command("update", example="sbp streams update orders --retention 30d")
 @click.argument("stream", type=STREAM, metavar=_NAME_OR_ID)
 @click.option(
     "--replicas",
@@ -353,9 +333,9 @@ def update(
         (info,) = client.update_streams([change])
         if replicas is not None:
             _warn_of_missing(client, replicas)
-    text = f"updated {titled(info)}: retention {_retention(info)}"
+    text = f"updated {titled(info)}: retention {retention_of(info)}"
     if info.replica_count > 1:
-        text += f", replicas {_replicas(info)}"
+        text += f", replicas {show_replicas(info)}"
     for key, value in changed.items():
         gone = "removed" if key in before else "is not there"
         text += f", {key} {gone}" if value is None else f", {key} = {one_line(value)}"
@@ -363,7 +343,7 @@ def update(
     return 0
 
 
-@streams.command("trim")
+@streams.command("trim", example="sbp streams trim orders 5000")
 @click.argument("stream", type=STREAM, metavar=_NAME_OR_ID)
 @click.argument("offset", type=NUMBER, metavar="OFFSET")
 @yes_option
@@ -371,31 +351,33 @@ def update(
 def trim(options: ClientOptions, stream: str, offset: int, *, yes: bool) -> int:
     """Remove the records of a stream below OFFSET permanently.
 
-    Without --yes it is only shown what would happen. Readers below OFFSET get an error with the new
-    start of the stream. OFFSET may not be beyond the end of the stream.
+    Without --yes it is shown what would happen. On a terminal the command then asks whether to go
+    on. Readers below OFFSET get an error with the new start of the stream. OFFSET may not be beyond
+    the end of the stream.
     """
     with connect(options) as client:
         info = find_stream(client, stream)
-        if yes:
-            client.trim_streams({info.stream_id: offset})
+        if not yes:
+            (held,) = client.stream_bounds([info.stream_id])
+            start, end = held.start_offset, held.next_offset
+            kept_from = Position(PositionKind.OFFSET, max(offset, start))
+            find_offset(kept_from, Reach(info.stream_id, start, end))
+            text = (
+                f"would remove {counted(max(offset - start, 0), 'record')} of {titled(info)}: it"
+                f" has offsets {start} to {end}, exclusive"
+            )
+            effects = [({**asdict(info), **asdict(held)}, [text])]
+            if not is_confirmed(effects, "removed", is_json=options.json):
+                return 0
+        client.trim_streams({info.stream_id: offset})
         (held,) = client.stream_bounds([info.stream_id])
-    start, end = held.start_offset, held.next_offset
-    if not yes:
-        find_offset(
-            Position(PositionKind.OFFSET, max(offset, start)), Reach(info.stream_id, start, end)
-        )
-    text = (
-        f"trimmed {titled(info)}: offsets {start} to {end}, exclusive"
-        if yes
-        else f"would remove {counted(max(offset - start, 0), 'record')} of {titled(info)}: it has"
-        f" offsets {start} to {end}, exclusive"
-    )
+    text = f"trimmed {titled(info)}: offsets {held.start_offset} to {held.next_offset}, exclusive"
     effects = [({**asdict(info), **asdict(held)}, [text])]
-    write_effects(effects, "removed", is_done=yes, is_json=options.json)
+    write_effects(effects, "removed", is_done=True, is_json=options.json)
     return 0
 
 
-@streams.command("seal")
+@streams.command("seal", example="sbp streams seal orders")
 @click.argument("stream", type=STREAM, metavar=_NAME_OR_ID)
 @client_options
 def seal(options: ClientOptions, stream: str) -> int:
@@ -413,83 +395,3 @@ def seal(options: ClientOptions, stream: str) -> int:
     )
     write_result({**asdict(info), **asdict(opened)}, text, is_json=options.json)
     return 0
-
-
-def _maybe_end(piece: RangeInfo, at: Reach) -> int | None:
-    """Return where a range ends, by its server: the placement driver does not know that if open."""
-    if piece.end_offset is not None:
-        return piece.end_offset
-    return None if at.next_offset is None else max(piece.start_offset, at.next_offset)
-
-
-def _newest_schemas(
-    client: Client, stream_ids: Sequence[int]
-) -> dict[int, SchemaVersion | SchemaError]:
-    """Return each stream's newest schema, or why it cannot be read: it may be a later release's."""
-    found: dict[int, SchemaVersion | SchemaError] = {}
-    try:
-        found.update(newest_schemas(client, stream_ids))
-    except SchemaError:
-        for stream_id in stream_ids:
-            try:
-                found.update(newest_schemas(client, [stream_id]))
-            except SchemaError as error:
-                found[stream_id] = error
-    return found
-
-
-def _described_schema(schema: SchemaVersion | SchemaError | None) -> dict[str, object]:
-    match schema:
-        case None:
-            return {"schema_version": None}
-        case SchemaError():
-            return {"schema_version": None, "schema_error": str(schema)}
-    return {"schema_version": schema.version}
-
-
-def _write_stream(
-    info: StreamInfo,
-    at: Reach,
-    size_bytes: int | None,
-    schema: SchemaVersion | SchemaError | None,
-) -> None:
-    write_line(titled(info))
-    known_end, is_known = at.readable_end, at.next_offset is not None
-    write_line(f"  records    {'' if is_known else 'at least '}{known_end - at.start_offset}")
-    beyond = "" if is_known else ", and perhaps more"
-    write_line(f"  offsets    {at.start_offset} to {known_end}, exclusive{beyond}")
-    for each in at.unavailable:
-        upto = "on" if each.end_offset is None else f"to {each.end_offset}, exclusive"
-        server = each.server or "its server"
-        write_line(
-            f"  down       {server}: records from {each.start_offset} {upto} cannot be read now"
-            f" ({one_line(str(each.error))})"
-        )
-    write_line(f"  size       {_size(size_bytes)}")
-    write_line(f"  replicas   {_replicas(info)}")
-    write_line(f"  retention  {_retention(info)}")
-    write_line(f"  created    {show_time(info.created_at_ms)}")
-    if isinstance(schema, SchemaError):
-        write_line(f"  schema     {one_line(str(schema))}")
-    elif schema is not None:
-        columns = ", ".join(map(name_text, schema.schema.arrow.names))
-        write_line(f"  schema     version {schema.version}: {columns}")
-
-
-def _write_ranges(ranges: tuple[RangeInfo, ...]) -> None:
-    for piece in ranges:
-        end = "open" if piece.end_offset is None else f"sealed at {piece.end_offset}"
-        write_line(
-            f"  range {piece.range_index}    from {piece.start_offset}, {end},"
-            f" on {', '.join(piece.servers) or 'no server'}"
-        )
-
-
-def _replicas(info: StreamInfo) -> str:
-    if info.replica_count <= 1:
-        return str(info.replica_count)
-    return f"{info.replica_count} (acknowledged by {info.ack_count})"
-
-
-def _retention(info: StreamInfo) -> str:
-    return show_retention(info.retention_period_ms, info.retention_bytes)

@@ -11,15 +11,11 @@ from typing import Any, Final
 import click
 
 from sbp_core import limits
-from sbp_core.cli.client_options import json_option
 from sbp_core.cli.commands import Actions
+from sbp_core.cli.options import DURATION_MS, PATH, json_option
 from sbp_core.cli.output import write_json, write_line, write_result
-from sbp_core.cli.values import DURATION_MS, PATH
 from sbp_core.errors import ConfigurationError
 from sbp_core.regular_files import open_private, read_regular
-
-_ALGORITHMS = ("EdDSA", "ES256", "RS256")
-
 
 token: Final = Actions("token", help="Make keys and tokens of clients.")
 
@@ -31,17 +27,11 @@ _private_file: Final = click.option(
 )
 
 
-@token.command("keys")
+@token.command("keys", example="sbp token keys --private-file private.json --jwks-file jwks.json")
 @_private_file
 @click.option("--jwks-file", type=PATH, required=True, help="New file for the public key.")
-@click.option(
-    "--algorithm",
-    type=click.Choice(_ALGORITHMS),
-    default="EdDSA",
-    help="Kind of the keys. [default: EdDSA]",
-)
 @json_option
-def make_keys(private_file: str, jwks_file: str, algorithm: str, *, json: bool) -> int:
+def make_keys(private_file: str, jwks_file: str, *, json: bool) -> int:
     """Make the keys of an issuer.
 
     One is private: tokens are signed with it. The public one is in a JSON Web Key Set, for
@@ -49,7 +39,7 @@ def make_keys(private_file: str, jwks_file: str, algorithm: str, *, json: bool) 
     """
     from sbp_core.access.keys import new_key
 
-    private, public = new_key(algorithm)
+    private, public = new_key("EdDSA")
     paths = [Path(private_file), Path(jwks_file)]
     for path in paths:
         if path.is_symlink() or path.exists():
@@ -67,7 +57,11 @@ def make_keys(private_file: str, jwks_file: str, algorithm: str, *, json: bool) 
     return 0
 
 
-@token.command("issue")
+@token.command(
+    "issue",
+    example="sbp token issue etl --private-file private.json --issuer acme --audience sbp"
+    " --valid-for 30d",
+)
 @click.argument("subject", help="The name of the client; without =.")
 @_private_file
 @click.option("--issuer", required=True, metavar="TEXT", help="Issuer in [auth].")

@@ -10,12 +10,11 @@ from datetime import timedelta
 import click
 
 from sbp_core import limits
-from sbp_core.cli.client_options import ClientOptions, client_options
 from sbp_core.cli.commands import CommandWithActions, complete_action
 from sbp_core.cli.confirming import write_effects, yes_option
 from sbp_core.cli.connect import connect
+from sbp_core.cli.options import NUMBER, ClientOptions, client_options
 from sbp_core.cli.output import write_json, write_notice, write_table
-from sbp_core.cli.values import NUMBER
 from sbp_core.client import Client, TxnInfo, TxnPart
 from sbp_core.operating.txn_advice import loss_lines
 from sbp_core.wording import counted
@@ -23,7 +22,7 @@ from sbp_core.wording import counted
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
 
 
-@click.command(cls=CommandWithActions)
+@click.command(cls=CommandWithActions, example="sbp txns")
 @click.argument(
     "producer",
     required=False,
@@ -48,7 +47,7 @@ def txns(options: ClientOptions, producer: str | None) -> int:
     return 0
 
 
-@txns.action("give-up")
+@txns.action("give-up", example="sbp txns give-up nightly 42")
 @click.argument("producer", help="Producer that committed the batch.")
 @click.argument("batch", type=NUMBER, metavar="BATCH", help="The number of the batch.")
 @yes_option

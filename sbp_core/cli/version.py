@@ -1,35 +1,36 @@
-"""`sbp version`, also as `sbp --version`."""
+"""`sbp --version`, and with `--verbose` the versions on which two releases have to agree."""
 
 from __future__ import annotations
 
 import platform
 from importlib import import_module, metadata
+from typing import Final
 
 import click
 
 from sbp_core import __version__
-from sbp_core.cli.client_options import json_option
-from sbp_core.cli.output import write_json, write_lines
+from sbp_core.cli.output import write_lines
 
 
-@click.command()
-@click.option(
-    "--verbose",
-    is_flag=True,
-    help="Print the versions of the files, of the protocol and of what it runs on, too.",
-)
-@json_option
-def version(*, verbose: bool, json: bool) -> int:
-    """Print the version that is installed here; `sbp --version` does the same.
-
-    A server runs the version that was installed when it was started.
-    """
-    found = _formats() if verbose else {}
-    if json:
-        write_json({"sbp": __version__} | found)
-    else:
+def _show(context: click.Context, _: click.Parameter, is_wanted: bool) -> None:  # noqa: FBT001 - as click calls it
+    """Print the version that is installed here, and end the command."""
+    if is_wanted:
+        found = _formats() if context.params.get("verbose") else {}
         write_lines([f"sbp {__version__}", *(f"{name:12} {each}" for name, each in found.items())])
-    return 0
+        context.exit()
+
+
+VERSION_OPTIONS: Final = (
+    click.Option(
+        ["--version"], is_flag=True, expose_value=False, callback=_show, help="Print the version."
+    ),
+    click.Option(
+        ["--verbose"],
+        is_flag=True,
+        is_eager=True,  # known when `--version` prints
+        help="With --version, also the versions of files, of the protocol and of what it runs on.",
+    ),
+)
 
 
 def _formats() -> dict[str, str]:

@@ -1,26 +1,25 @@
-"""The commands that serve HTTP: their options, and running them until a signal."""
+"""`sbp http` and `sbp console`: their options, and serving HTTP until a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sbp_core import __version__, tls, tls_expiry
-from sbp_core.cli.client_options import ClientOptions, transfer_options
+from sbp_core import __version__, limits, tls, tls_expiry
+from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import connecting
-from sbp_core.cli.server_options import LOG_FILE, Declare, Run, declared, path_option
-from sbp_core.cli.serving import ReadyFile, announce, watch_signals
-from sbp_core.cli.values import INTEGER
-from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.cli.options import INTEGER, PATH, ClientOptions, transfer_options
+from sbp_core.cli.server_options import Declare, Run, process_options
+from sbp_core.cli.serving import ReadyFile, announce, logged_process, watch_signals
+from sbp_core.errors import ConfigurationError
+from sbp_core.settings.configuration import ProcessSettings, given_values, settings_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from sbp_core.web.callers import Callers
     from sbp_core.web.web_settings import WebSettings
 
+
 _LOG: Final = logging.getLogger(__name__)
 _GRACE_SECONDS: Final = 10.0
 """How long requests may take that are under way at a stop."""
@@ -39,56 +39,43 @@ CONSOLE_PORT: Final = 12380
 
 
 def web_options(default_port: int) -> Declare:
-    """Return what declares the options of every command that serves HTTP.
+    """Return a decorator that declares the options of a command that serves HTTP.
 
     The command gets them as two arguments: ClientOptions, and the others by name.
     """
-    own = declared(
-        [
-            click.option(
-                "--host",
-                default="127.0.0.1",
-                metavar="HOST",
-                help="Interface to listen on. [default: 127.0.0.1]",
-            ),
-            click.option(
-                "--port",
-                type=INTEGER,
-                default=default_port,
-                metavar="PORT",
-                help=f"Port to listen on; 0 picks a free one. [default: {default_port}]",
-            ),
-            path_option(
-                "--https-cert",
-                "Speak HTTPS only, with the certificate in this file, and its chain.",
-            ),
-            path_option("--https-key", "Key of that certificate."),
-            click.option(
-                "--insecure",
-                is_flag=True,
-                help="Listen where other machines connect to, though requests need no token.",
-            ),
-            path_option(
-                "--ready-file", "JSON file with the address; it exists while the command serves."
-            ),
-            click.option(
-                "--log-level",
-                type=click.Choice(("debug", "info", "warning", "error")),
-                default="warning",
-                help="Lowest level that is logged. [default: warning]",
-            ),
-            click.option(
-                "--log-format",
-                type=click.Choice(("text", "json")),
-                default="text",
-                help="Lines of text, or an object per line. [default: text]",
-            ),
-            LOG_FILE,
-        ]
-    )
+    options: list[Declare] = [
+        click.option(
+            "--host",
+            default="127.0.0.1",
+            metavar="HOST",
+            help="Interface to listen on. [default: 127.0.0.1]",
+        ),
+        click.option(
+            "--port",
+            type=INTEGER,
+            default=default_port,
+            metavar="PORT",
+            help=f"Port to listen on; 0 picks a free one. [default: {default_port}]",
+        ),
+        click.option(
+            "--https-cert",
+            type=PATH,
+            help="Speak HTTPS only, with the certificate in this file, and its chain.",
+        ),
+        click.option("--https-key", type=PATH, help="Key of that certificate."),
+        click.option(
+            "--insecure",
+            is_flag=True,
+            help="Listen where other machines connect to, though requests need no token.",
+        ),
+        *process_options(),
+    ]
 
     def declare(run: Run) -> Run:
-        return transfer_options(own(run))
+        run = transfer_options(run)
+        for option in reversed(options):
+            run = option(run)
+        return run
 
     return declare
 
@@ -113,31 +100,20 @@ class WebService:
         Raises ConfigurationError for what the options have wrong.
         """
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until files can be read again
-        from sbp_core.cli.logs import ProcessLog
-        from sbp_core.cli.service_manager import ServiceManager
         from sbp_core.server import runtime
-        from sbp_core.server.accepting import raise_descriptor_limit
 
         settings = _settings(client, options)
-        ready = ReadyFile(None if options["ready_file"] is None else Path(options["ready_file"]))
-        log_file = None if options["log_file"] is None else Path(options["log_file"])
+        process = ProcessSettings(**given_values(settings_of(ProcessSettings), options))
+        ready = ReadyFile(process.ready_file)
         server = f"{self.name} {settings.host}:{settings.port}"
-        log = ProcessLog(options["log_level"], options["log_format"], log_file, server=server)
-        with contextlib.closing(log):
-            manager = ServiceManager(os.environ)
-            raise_descriptor_limit()
-            try:
-                runtime.run(self._serve(settings, ready, log, manager))
-            except SbpError as error:
-                if log.has_file:  # standard error gets it in any case
-                    _LOG.critical("server ended: %s", error)
-                raise
+        with logged_process(process, server) as (log, manager):
+            runtime.run(self._serve(settings, ready, log, manager))
         return 0
 
     async def _serve(
         self, settings: WebSettings, ready: ReadyFile, log: ProcessLog, manager: ServiceManager
     ) -> None:
-        from sbp_core.server.settings import join_address
+        from sbp_core.settings.listening import join_address
         from sbp_core.web.browsers import Sessions, of_this_host
         from sbp_core.web.callers import Callers
         from sbp_core.web.http_listener import HttpListener
@@ -215,3 +191,75 @@ def _reload(log: ProcessLog, manager: ServiceManager) -> None:
     log.report()
     _LOG.info("reloaded at SIGHUP: %s", ", ".join(done) or "nothing to read again")
     manager.reloaded()
+
+
+_BODY_BYTES_MAX: Final = 16 * limits.MIB
+_BODY_BYTES_LARGEST: Final = 64 * limits.MIB
+"""The memory for the bodies of all requests."""
+
+
+@click.command(cls=Command, example="sbp http --port 12381")
+@web_options(HTTP_PORT)
+@click.option(
+    "--body-bytes-max",
+    type=INTEGER,
+    default=_BODY_BYTES_MAX,
+    metavar="BYTES",
+    help=f"Largest body of a request, decompressed, up to {_BODY_BYTES_LARGEST}. [default:"
+    f" {_BODY_BYTES_MAX}]",
+)
+def http(client: ClientOptions, body_bytes_max: int, **given: Any) -> int:
+    """Serve records over HTTP, so that programs in any language append and read them.
+
+    The paths are below /v1/streams, described by /v1/openapi.json. Each request is executed with
+    the identity of its token. SIGHUP reads the files of TLS again, and opens the file of the log
+    again.
+    """
+    if not 1 <= body_bytes_max <= _BODY_BYTES_LARGEST:
+        raise ConfigurationError(
+            f"--body-bytes-max {body_bytes_max} is not within 1..{_BODY_BYTES_LARGEST}"
+        )
+
+    def make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
+        del settings
+        from sbp_core.web.records.api import records_app
+        from sbp_core.web.records.record_answers import Tails
+        from sbp_core.web.records.requests import Bodies
+
+        return records_app(callers, Bodies(body_bytes_max), Tails(stopping))
+
+    return WebService("http", make).run(client, given)
+
+
+def _make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
+    from sbp_core.web.console.app import make_app
+    from sbp_core.web.console.histories import Sampler
+    from sbp_core.web.console.site import Site
+
+    sampler = Sampler(stopping, hold=callers.holding)
+    own = callers.maybe_own()
+    if own is not None:  # so that charts begin before somebody looks
+        sampler.look(own)
+    return make_app(Site(callers, sampler, settings.endpoint))
+
+
+def _make_client(endpoint: str, connecting: Connecting) -> AsyncClient:
+    from sbp_core.web.console.site import make_client
+
+    return make_client(endpoint, connecting)
+
+
+_CONSOLE = WebService("console", _make, has_sessions=True, make_client=_make_client)
+
+
+@click.command(cls=Command, example="sbp console --port 12380")
+@web_options(CONSOLE_PORT)
+def console(client: ClientOptions, **given: Any) -> int:
+    """Serve pages for a browser, about the cluster.
+
+    They show rates, lag, streams and their records, groups, transactions, servers. The console is a
+    client of the cluster, which decides what each user may see and do: by the token that the user
+    signs in with, or else by the token or certificate of this command, on an address that only this
+    machine reaches.
+    """
+    return _CONSOLE.run(client, given)

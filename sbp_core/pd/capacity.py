@@ -10,61 +10,10 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
-from sbp_core import group_limits, limits
 from sbp_core.errors import InvalidRequestError, invalid
-from sbp_core.server.settings import integer_setting
-
-
-@dataclass(frozen=True, kw_only=True)
-class CapacityLimits:
-    """The settings of the placement driver that bound its metadata."""
-
-    streams_max: int = integer_setting(
-        "Streams in the cluster; creating more is refused.",
-        1,
-        limits.ROWS_MAX,
-        default=limits.STREAMS_MAX,
-        unit="streams",
-    )
-    ranges_per_stream_max: int = integer_setting(
-        "Ranges of one stream that are not trimmed; creating more is refused.",
-        1,
-        limits.ROWS_MAX,
-        default=limits.RANGES_PER_STREAM_MAX,
-        unit="ranges",
-    )
-    cursors_max: int = integer_setting(
-        "Cursors of all consumer groups together; creating more is refused.",
-        1,
-        limits.ROWS_MAX,
-        default=limits.CURSORS_MAX,
-        unit="cursors",
-    )
-    members_max: int = integer_setting(
-        "Members of all consumer groups together; admitting more is refused.",
-        1,
-        limits.ROWS_MAX,
-        default=group_limits.MEMBERS_MAX,
-        unit="members",
-    )
-    decisions_max: int = integer_setting(
-        "Committed batches that are kept, and producers with staged ones only; more are refused.",
-        1,
-        limits.ROWS_MAX,
-        default=limits.DECISIONS_MAX,
-        unit="batches",
-    )
-    aborted_txns_max: int = integer_setting(
-        "Aborted transactions that are kept, for 30 days; aborting more is refused.",
-        1,
-        limits.ROWS_MAX,
-        default=limits.ABORTED_TXNS_MAX,
-        unit="transactions",
-    )
-
+from sbp_core.settings.server_settings import CapacityLimits
 
 _TABLES: Final = {
     "streams": ("streams_max", "streams", "delete some"),

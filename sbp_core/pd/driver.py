@@ -1,4 +1,4 @@
-"""A placement driver from start to stop: its settings, store, membership and listener.
+"""A placement driver from start to stop: its store, membership and listener.
 
 Read model.py first (the values), then streams/stream_handlers.py (the operations),
 server_membership.py (which servers are alive), and txns/publications.py (how a committed batch
@@ -10,100 +10,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
-import reprlib
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, Final
 
 from sbp_core import limits
-from sbp_core.errors import ConfigurationError, SbpError
-from sbp_core.pd.capacity import CapacityLimits
+from sbp_core.errors import SbpError
 from sbp_core.pd.driver_metrics import LEADER, METRICS, TERM
 from sbp_core.pd.election import Election
 from sbp_core.pd.metadata.store import StoreThread, is_shared, open_store
 from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.stream_handlers import PlacementDriverHandlers
+from sbp_core.server.gate import gate_of
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import COMMON, Catalog, Reading
 from sbp_core.server.quota_rules import maybe_quota_file
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.server.served import Condition, Unready
-from sbp_core.server.settings import ListenerSettings, integer_setting, port_setting, setting
 from sbp_core.server.trust import ServerRole
+from sbp_core.settings.server_settings import PlacementDriverSettings
 
 _LOG: Final = logging.getLogger(__name__)
-_REPLACE_AFTER_MS: Final = 600_000
-_REPLACE_AFTER_MS_MAX: Final = 30 * 86_400_000
-_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.DRIVER_NAME_LENGTH_MAX}}}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementDriverSettings(ListenerSettings, CapacityLimits):
-    """How one placement driver runs. Raises ConfigurationError when a value cannot work."""
-
-    name: str = setting(
-        "Name of this placement driver among those of the cluster.",
-        f"letters, digits, '.', '_' and '-', 1..{limits.DRIVER_NAME_LENGTH_MAX} of them",
-        default="placement-driver",
-    )
-    store: str | None = setting(
-        "Where the metadata are: a PostgreSQL database, which several placement drivers may share,"
-        " or an SQLite file; the latter in data_dir when not set.",
-        "postgresql://USER@HOST:PORT/DATABASE or sqlite:///DIRECTORY/metadata.sqlite",
-        default=None,
-    )
-    port: int = port_setting(12378)
-    heartbeat_timeout_ms: int = integer_setting(
-        "Time without a heartbeat after which a range server gets no new ranges; three of its"
-        " heartbeats at least.",
-        limits.HEARTBEAT_TIMEOUT_MS_MIN,
-        limits.HEARTBEAT_TIMEOUT_MS_MAX,
-        default=limits.HEARTBEAT_TIMEOUT_MS,
-        unit="milliseconds",
-    )
-    fail_over_after_ms: int = integer_setting(
-        "Time without a heartbeat, and without an answer when it is asked, after which the streams"
-        " with several replicas of a range server go on elsewhere. Range servers send a heartbeat"
-        " every third of it at least.",
-        limits.HEARTBEAT_TIMEOUT_MS_MIN,
-        limits.HEARTBEAT_TIMEOUT_MS_MAX,
-        default=limits.FAIL_OVER_AFTER_MS,
-        unit="milliseconds",
-    )
-    replace_server_after_ms: int = integer_setting(
-        "Time without a heartbeat after which the sealed ranges of a range server are copied to"
-        " others, as far as they have several replicas. A restart should take less.",
-        limits.HEARTBEAT_TIMEOUT_MS_MIN,
-        _REPLACE_AFTER_MS_MAX,
-        default=_REPLACE_AFTER_MS,
-        unit="milliseconds",
-    )
-    batch_number_leap_max: int = integer_setting(
-        "How far a producer's batch number may be above its last one. A larger number is refused,"
-        " as no number below it could be committed afterwards. Raise it for writes whose"
-        " txnVersion grows faster, such as a time in milliseconds.",
-        1,
-        2**63 - 1,
-        default=limits.BATCH_NUMBER_LEAP_MAX,
-    )
-
-    def __post_init__(self) -> None:
-        ListenerSettings.__post_init__(self)
-        if self.store is not None and (not isinstance(self.store, str) or "://" not in self.store):
-            raise ConfigurationError(f"store: expected a URL, got {reprlib.repr(self.store)}")
-        if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
-            raise ConfigurationError(
-                f"name: expected letters, digits, '.', '_' and '-', {limits.DRIVER_NAME_LENGTH_MAX}"
-                f" at most, got {reprlib.repr(self.name)}"
-            )
-
-    @property
-    def home(self) -> Path | str:
-        """The data directory or URL of the metadata, for `open_store`."""
-        return self.data_dir if self.store is None else self.store
 
 
 class PlacementDriver:
@@ -155,7 +82,7 @@ class PlacementDriver:
                 connections_per_address_max=settings.connections_per_address_max,
                 in_flight_bytes_max=limits.DRIVER_IN_FLIGHT_BYTES_MAX,
                 tls=settings.tls_contexts(),
-                gate=settings.gate(),
+                gate=gate_of(settings),
                 quota_file=maybe_quota_file(settings),
             )
             started.push_async_callback(listener.drain)

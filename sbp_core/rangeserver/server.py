@@ -40,11 +40,11 @@ from sbp_core.rangeserver.membership import Membership
 from sbp_core.rangeserver.metrics import HostProbe, Metrics
 from sbp_core.rangeserver.observing import METRICS, Observation
 from sbp_core.rangeserver.range_handlers import RangeOperations
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler, Secondary
 from sbp_core.rangeserver.replicating.settling import Settler
 from sbp_core.rangeserver.rights import CachedRights
+from sbp_core.server.gate import gate_of
 from sbp_core.server.guard import Guard
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import COMMON, Catalog, Reading
@@ -52,6 +52,7 @@ from sbp_core.server.quota_rules import maybe_quota_file
 from sbp_core.server.runtime import Clock, SystemClock
 from sbp_core.server.served import Condition, Unready
 from sbp_core.server.trust import ServerRole
+from sbp_core.settings.server_settings import RangeServerSettings
 from sbp_core.wire.headers import RangeServer as RangeServerTable
 from sbp_core.wire.headers import ReportMetricsRequest
 from sbp_core.wire.opcodes import Opcode
@@ -294,7 +295,7 @@ class RangeServer:
             in_flight_bytes_max=settings.sizes.server_in_flight_bytes,
             sizes=settings.sizes,
             tls=settings.tls_contexts(),
-            gate=settings.gate(),
+            gate=gate_of(settings),
             quota_file=maybe_quota_file(settings),
         )
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import ThrottledError
-from sbp_core.server.settings import Exposure, check_reach
+from sbp_core.settings.listening import Exposure, check_reach
 from sbp_core.wording import counted
 
 _LOG: Final = logging.getLogger(__name__)

@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import replace
 
-from sbp_core.access.identity import Identity, subject_of_certificate
-from sbp_core.errors import PermissionDeniedError, UnauthenticatedError
+from sbp_core.access.identity import Identity, canonical_subject, subject_of_certificate
+from sbp_core.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
 from sbp_core.server.served import Unready
 from sbp_core.server.trust import Standing
 from sbp_core.session.negotiation import identity_answer, maybe_token
+from sbp_core.settings.listening import ListenerSettings
 from sbp_core.wire.headers import HeartbeatRequest, HeartbeatResponse
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import is_success, status_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sbp_core.access.tokens import Tokens
 
 _LOG: Final = logging.getLogger(__name__)
@@ -272,3 +275,37 @@ class Gate:
             unused_certificate=unused,
         )
         return claims.expires_at_ms
+
+
+def gate_of(settings: ListenerSettings) -> Gate:
+    """Return what identifies peers. Raises ConfigurationError if its files cannot be used."""
+    if not settings.auth_admins:
+        return Gate()
+    admins = frozenset(map(canonical_subject, settings.auth_admins))
+    monitors = frozenset(map(canonical_subject, settings.auth_monitors))
+    servers = frozenset(map(canonical_subject, settings.auth_servers))
+    if not servers:
+        assert settings.tls_cert_file is not None
+        servers = frozenset({_own_subject(settings.tls_cert_file)})
+    tokens = None
+    if settings.auth_issuer is not None and settings.auth_audience is not None:
+        from sbp_core.access.tokens import ready as tokens_of
+
+        keys = (settings.auth_jwks_file, settings.auth_jwks_url, settings.auth_jwks_ca_file)
+        tokens = tokens_of(*keys, settings.auth_issuer, settings.auth_audience)
+    return Gate(admins, servers, tokens, monitors)
+
+
+def _own_subject(cert_file: Path) -> str:
+    try:
+        subject = subject_of_certificate(cert_file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"TLS: the certificate in {cert_file} cannot be read; give one in PEM"
+        ) from error
+    if not subject:
+        raise ConfigurationError(
+            f"[auth] servers is not set, and the certificate in {cert_file} has no subject: use one"
+            " that has, as others of the same authority could be clients"
+        )
+    return subject

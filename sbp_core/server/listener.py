@@ -25,12 +25,13 @@ from sbp_core.server.gate import Gate
 from sbp_core.server.metrics import COMMON, Reading
 from sbp_core.server.outgoing import Unread
 from sbp_core.server.peer import Peer
-from sbp_core.server.quota_rules import NO_RULES, QuotaFile
+from sbp_core.server.quota_rules import QuotaFile
 from sbp_core.server.quotas import Quotas
 from sbp_core.server.runtime import Clock, Turns
-from sbp_core.server.settings import Exposure
 from sbp_core.server.trust import ServerRole
 from sbp_core.session.connection import Connection
+from sbp_core.settings.listening import Exposure
+from sbp_core.settings.quotas import NO_RULES
 from sbp_core.sockets import TlsLink
 from sbp_core.tls import Contexts
 from sbp_core.tls_errors import PlainTextError, refusal

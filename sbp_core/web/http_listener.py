@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from sbp_core.errors import ConfigurationError
 from sbp_core.server.accepting import Acceptor, is_spare
-from sbp_core.server.settings import Exposure
+from sbp_core.settings.listening import Exposure
 from sbp_core.tls import Contexts
 from sbp_core.web.problems import Problem
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from sbp_core.client.connecting import Connecting, parse_endpoint, parse_endpoints
 from sbp_core.errors import ConfigurationError
-from sbp_core.server.settings import Exposure, is_address, join_address
+from sbp_core.settings.listening import Exposure, is_address, join_address
 from sbp_core.sockets import is_loopback
 from sbp_core.tls import Contexts, PublicTls, ready
 from sbp_core.web.http_listener import HttpLimits

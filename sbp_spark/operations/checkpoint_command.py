@@ -11,11 +11,10 @@ from typing import Final
 
 import click
 
-from sbp_core.cli.client_options import ClientOptions, TlsOptions, json_option, tls_options
 from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import connect
+from sbp_core.cli.options import NUMBER, PATH, ClientOptions, TlsOptions, json_option, tls_options
 from sbp_core.cli.output import write_json, write_line, write_lines, write_result, write_table
-from sbp_core.cli.values import NUMBER, PATH
 from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.wording import counted
@@ -53,7 +52,7 @@ _source: Final = click.option(
 )
 
 
-@checkpoint.command("show")
+@checkpoint.command("show", example="sbp checkpoint show /data/checkpoints/q")
 @_folder
 @click.option("--endpoint", metavar="HOST:PORT[,...]", help="Placement drivers to ask for tails.")
 @_source
@@ -107,7 +106,7 @@ def _maybe_connect(
     return connect(ClientOptions(**asdict(files), endpoint=endpoint))
 
 
-@checkpoint.command("rewind")
+@checkpoint.command("rewind", example="sbp checkpoint rewind /data/checkpoints/q --batches 1 --yes")
 @_folder
 @click.option("--to-batch", type=NUMBER, help="The last one to keep.")
 @click.option("--batches", type=NUMBER, metavar="K", help="Undo the last K committed ones.")
@@ -145,7 +144,9 @@ def rewind(folder: str, to_batch: int | None, batches: int | None, *, yes: bool,
     return 0
 
 
-@checkpoint.command("to-starting-offsets")
+@checkpoint.command(
+    "to-starting-offsets", example="sbp checkpoint to-starting-offsets /data/checkpoints/q"
+)
 @_folder
 @click.option("--batch", type=NUMBER, help="Another committed batch.")
 @_source

@@ -11,10 +11,10 @@ import pytest
 
 from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, RetryPolicy, StreamSpec
 from sbp_core.errors import NoRangeServerError
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.server.runtime import SystemClock
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 from tests.support.cluster import rows_batch, values_of
 from tests.support.faults.checker import assert_sound, chosen
 from tests.support.faults.cluster import FaultCluster

@@ -23,8 +23,9 @@ from sbp_core.access.identity import subject_of_certificate
 from sbp_core.admin.endpoint import LIMITS, AdminEndpoint
 from sbp_core.client import EARLIEST, AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.processes import reserved_ports
+from sbp_core.settings.server_settings import PlacementDriverSettings
 from tests.support.cluster import rows_batch
 from tests.support.security import AUDIENCE, ISSUER, Authority, Issuer, serving_keys
 from tests.support.warm import WarmCluster

@@ -34,9 +34,10 @@ def piped(*words: str, given: bytes = b"") -> bytes:
     return output
 
 
-def on_a_terminal(words: list[str]) -> bytes:
-    """The output of a command on a terminal, which makes \\r\\n of each \\n."""
+def on_a_terminal(words: list[str], typed: bytes = b"") -> bytes:
+    """The output of a command on a terminal, which makes \\r\\n of each \\n and echoes `typed`."""
     ours, theirs = pty.openpty()
+    os.write(ours, typed)
     try:
         with WarmProcess([*SBP, *words], stdin=theirs, stdout=theirs, stderr=theirs) as process:
             os.close(theirs)
@@ -70,6 +71,17 @@ def test_a_terminal_shows_how_many_bytes_are_read(tmp_path, monkeypatch, words, 
         words = words.format("s", place).split()
         shown = on_a_terminal([*words, "--endpoint", own.endpoint]).decode()
         assert re.search(rf"[1-9]\d*/[1-9]\d* bytes .*{remark}", shown), shown
+
+
+@pytest.mark.parametrize("words", ["delete {}", "trim {} 2"])
+def test_a_terminal_is_asked_before_records_are_lost(cluster, stream, words):
+    command = ["streams", *words.format(stream).split(), "--endpoint", cluster.endpoint]
+    kept = on_a_terminal(command, b"n\n").decode()
+    assert "Go on? [y/N]" in kept
+    assert kept.endswith(("nothing is deleted\n", "nothing is removed\n"))
+    done = on_a_terminal(command, b"y\n").decode()
+    assert "would " in done
+    assert f"deleted {stream}" in done or f"trimmed {stream}" in done
 
 
 def test_values_go_through_a_pipe_as_they_are(cluster, stream):

@@ -28,10 +28,10 @@ from sbp_core.errors import (
 )
 from sbp_core.log.disk import OsDisk
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.pd.metadata.txn_tables import TransactionTables
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 from tests.support.cluster import rows_batch, values_of
 
 DIGEST = b"12345678"

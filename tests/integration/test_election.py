@@ -9,9 +9,10 @@ from sqlalchemy import make_url
 
 from sbp_core.client import AsyncClient
 from sbp_core.errors import NotLeaderError
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.pd.metadata.postgresql_offline import check_database
 from sbp_core.server.runtime import SystemClock
+from sbp_core.settings.server_settings import PlacementDriverSettings
 from sbp_core.wire.headers import (
     REQUEST_TABLES,
     DescribePlacementDriverClusterRequest,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sbp_core.server.settings import Exposure
+from sbp_core.settings.listening import Exposure
 from sbp_core.web.http_listener import HttpLimits, HttpListener
 
 PATIENT = HttpLimits(

@@ -17,11 +17,11 @@ from sbp_core.errors import (
     WriterGapError,
     WriterRepeatError,
 )
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.pd.placement import Placement
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.session.negotiation import NO_FEATURES
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 from sbp_core.wire.headers import AppendRequest
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error

@@ -29,8 +29,8 @@ from sbp_core.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from sbp_core.server.settings import Exposure
 from sbp_core.session.negotiation import identity_offer
+from sbp_core.settings.listening import Exposure
 from sbp_core.tls import ServerTls
 from sbp_core.wire.headers import HeartbeatRequest
 from tests.support.clock import until

@@ -11,8 +11,8 @@ from sbp_core.server.accepting import Acceptor
 from sbp_core.server.dispatch import Response
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
-from sbp_core.server.settings import Exposure
 from sbp_core.server.trust import ServerRole
+from sbp_core.settings.listening import Exposure
 from sbp_core.wire.headers import (
     AppendRequest,
     AppendResponse,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 
 import pytest
@@ -137,46 +136,15 @@ def test_a_log_in_use_is_left_alone(folder, capfd):
             exit_code, out, err = await asyncio.to_thread(sbp_log, capfd, action, folder)
             assert (exit_code, out) == (1, "")
             assert "stop the server first" in err
-        exit_code, out, _ = await asyncio.to_thread(sbp_log, capfd, "dump", folder, "--max", "3")
-        assert exit_code == 0
-        assert len(out.splitlines()) == 3
 
     run(folder.parent, check)
 
 
-def test_dump_shows_entries_from_a_position_on(folder, capfd):
-    _, out, _ = sbp_log(capfd, "dump", folder, "--json")
-    items = [json.loads(line) for line in out.splitlines()]
-    batches = [item for item in items if item["kind"] == "batch"]
-    assert [item["base_offset"] for item in batches if item["stream_id"] == OTHER] == list(
-        range(12)
-    )
-    assert items[0]["kind"] == "snapshot"
-    assert sum(item["kind"] == "snapshot" for item in items) == len(segments(folder))
-    start = batches[5]["position"]
-    _, out, _ = sbp_log(capfd, "dump", folder, "--json", "--from", str(start), "--max", "2")
-    assert [json.loads(line) for line in out.splitlines()] == items[items.index(batches[5]) :][:2]
-    path = segments(folder)[0]
-    flip(path, path.read_bytes().index(b"other-1"))
-    _, out, _ = sbp_log(capfd, "dump", folder)
-    (line,) = [line for line in out.splitlines() if "damage=" in line]
-    assert "base_offset=1" in line
-
-
-def test_dump_shows_transactions(tmp_path, capfd):
+def test_a_log_with_transactions_is_checked(tmp_path, capfd):
     with open_log(OsDisk(), tmp_path) as log:
         log.append([created()])
         log.append([staged("t.1.x", 0), staged("t.1.x", 1), staged("u", 0)])
         log.append([commit(log, "t.1.x"), drop("u", "v")])
-    _, out, _ = sbp_log(capfd, "dump", tmp_path, "--json")
-    items = [json.loads(line) for line in out.splitlines()]
-    listed = [(item["txn_id"], item["sequence"]) for item in items if item["kind"] == "staged"]
-    assert listed == [("t.1.x", 0), ("t.1.x", 1), ("u", 0)]
-    ends = [item for item in items if item["kind"] == "txn_end"]
-    assert [(end["is_commit"], end["txn_ids"], end["batches"]) for end in ends] == [
-        (True, ["t.1.x"], 2),
-        (False, ["u", "v"], 0),
-    ]
     exit_code, out, _ = sbp_log(capfd, "check", tmp_path)
     assert exit_code == 0
     assert "3 batches" in out
@@ -197,8 +165,7 @@ def test_a_folder_stands_for_its_logs(tmp_path):
 def test_names_that_stand_for_no_position_are_no_segments(folder, tmp_path, capsys):
     beyond = folder / "log" / f"{2**64:020d}.log"
     beyond.write_bytes(b"")
-    for command in ("check", "dump"):
-        assert main(["log", command, str(folder)]) == 0
+    assert main(["log", "check", str(folder)]) == 0
     capsys.readouterr()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / f"{10**20 - 1}.log").write_bytes(b"")

@@ -13,8 +13,8 @@ from sbp_core.client import AppendItem, AsyncClient, StreamSpec, Transaction, Tx
 from sbp_core.errors import (
     NoRangeServerError,
 )
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.settings.server_settings import RangeServerSettings
 from sbp_core.wire.headers import MoveRangesRequest, MoveRangesResponse, RangeMove
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import check_status

@@ -8,13 +8,13 @@ import pytest
 
 from sbp_core.client import AppendItem, Client, RetryPolicy
 from sbp_core.errors import ConnectError, NotLeaderError
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.server.dispatch import Response
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.trust import ServerRole
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 from sbp_core.wire.headers import DescribePlacementDriverClusterResponse
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import SUCCESS

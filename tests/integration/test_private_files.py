@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sbp_core.client import AppendItem, AsyncClient, Client, StreamSpec, Transaction
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 from tests.support.clock import until
 from tests.support.cluster import allow_small_segments, rows_batch
 from tests.support.warm import WarmCluster

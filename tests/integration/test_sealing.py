@@ -4,8 +4,8 @@ import asyncio
 
 from sbp_core.client import AppendItem, AsyncClient, FetchItem, StreamSpec
 from sbp_core.cluster import Cluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import StatusCode
+from sbp_core.settings.server_settings import ClusterSettings
 from sbp_core.wire.headers import RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import rows_batch, values_of

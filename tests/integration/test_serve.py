@@ -25,9 +25,9 @@ from sbp_core.client import (
     StreamSpec,
 )
 from sbp_core.cluster import Cluster, Endpoints, LocalCluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records import encode_envelope
+from sbp_core.settings.server_settings import ClusterSettings
 from tests.support.warm import WarmCluster, WarmProcess
 
 SERVE = [sys.executable, "-m", "sbp_core.cli.main", "serve"]
@@ -261,7 +261,7 @@ def test_a_cluster_that_cannot_start_leaves_nothing_behind(tmp_path):
         finally:
             await cluster.stop()
 
-    free = ClusterSettings(tmp_path, pd_port=0, range_server_port=0, range_servers=2)
+    free = ClusterSettings(data_dir=tmp_path, pd_port=0, range_server_port=0, range_servers=2)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=str(port)):
@@ -274,7 +274,8 @@ def test_a_cluster_on_all_interfaces_prints_a_reachable_address(tmp_path):
     async def run() -> tuple[Endpoints, int]:
         cluster = Cluster(
             ClusterSettings(
-                *(tmp_path, "0.0.0.0"),
+                data_dir=tmp_path,
+                host="0.0.0.0",
                 insecure=True,
                 advertise_host="localhost",
                 pd_port=0,

@@ -7,9 +7,9 @@ import shutil
 from contextlib import asynccontextmanager
 
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 from tests.support.cluster import Known, rows_batch
 from tests.support.machines import RangeServerProcess
 

@@ -14,7 +14,6 @@ from sbp_core.client import (
     StreamUpdate,
 )
 from sbp_core.cluster import Cluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -22,6 +21,7 @@ from sbp_core.errors import (
     OffsetOutOfRangeError,
     StatusCode,
 )
+from sbp_core.settings.server_settings import ClusterSettings
 from sbp_core.wire.headers import (
     CreateStreamsRequest,
     DeleteStreamsRequest,

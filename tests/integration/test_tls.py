@@ -23,7 +23,6 @@ from sbp_core.client import (
     txn_id_of,
 )
 from sbp_core.cluster import Cluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import (
     ConnectError,
     ConnectionLostError,
@@ -31,6 +30,7 @@ from sbp_core.errors import (
     SbpError,
     TlsError,
 )
+from sbp_core.settings.server_settings import ClusterSettings
 from sbp_core.tls import Contexts
 from sbp_core.wire.headers import (
     ClientRole,

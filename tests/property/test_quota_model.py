@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbp_core.errors import ThrottledError
-from sbp_core.server.quota_rules import rules_of
 from sbp_core.server.quotas import (
     BURST_SECONDS,
     UNTOLD_SECONDS_MAX,
@@ -15,6 +14,7 @@ from sbp_core.server.quotas import (
     Quotas,
     Rate,
 )
+from sbp_core.settings.quotas import rules_of
 from sbp_core.wire.headers import AppendResponse
 from tests.support.clock import examples
 

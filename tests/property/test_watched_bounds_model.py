@@ -12,8 +12,8 @@ from sbp_core import limits
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec
 from sbp_core.log.states.range_states import LoggedRange, RangeState
 from sbp_core.rangeserver.hosted_ranges import RangeInput, RangeTable
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.settings.server_settings import RangeServerSettings
 from sbp_core.wire.headers import RangeId, SealRangesRequest
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import core_cluster, driver_at, rows_batch

@@ -19,12 +19,12 @@ from sbp_core.log.recovery.opening import has_segments
 from sbp_core.log.segment import maybe_segment_base
 from sbp_core.log.segment_scan import Damage, SegmentScanner
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.hosted_ranges import HostedRange
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 
 DRIVER_ADDRESS, DRIVER_PORT = "10.0.0.1", 12378
 DRIVER = f"{DRIVER_ADDRESS}:{DRIVER_PORT}"

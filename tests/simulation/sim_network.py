@@ -21,7 +21,7 @@ from typing import Any
 
 from sim_loop import NOBODY, RUNNING, Process, SimulatedLoop
 
-from sbp_core.server.settings import Exposure
+from sbp_core.settings.listening import Exposure
 
 SOCKET_BYTES = 256 << 10
 """Bytes that the system takes from a sender before the receiver reads."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,20 @@ import pytest
 from sbp_core.client import AppendItem, AsyncClient, Connecting, FetchItem
 from sbp_core.client.operations.open_calls import Call
 from sbp_core.cluster import Cluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import PermissionDeniedError, StatusCode
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.peers.links import prove
 from sbp_core.rangeserver.bounds import Bounds
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.record_sizes import RecordSizes
 from sbp_core.records import ROWS_SCHEMA, decode_batch, encode_rows, split_envelopes
 from sbp_core.server.trust import proof_of
+from sbp_core.settings.declaration import setting_of
+from sbp_core.settings.server_settings import (
+    ClusterSettings,
+    PlacementDriverSettings,
+    RangeServerSettings,
+)
 from sbp_core.tls import ServerTls
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import ClientRole, HeartbeatRequest, RangeId, SealRangesRequest
@@ -91,8 +95,7 @@ def allow_small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     (segment_bytes,) = (
         each for each in fields(RangeServerSettings) if each.name == "segment_bytes"
     )
-    _, high = segment_bytes.metadata["bounds"]
-    metadata = {**segment_bytes.metadata, "bounds": (1, high)}
+    metadata = {"setting": replace(setting_of(segment_bytes), type=int)}
     monkeypatch.setattr(segment_bytes, "metadata", metadata)
     monkeypatch.setattr(RecordSizes, "segment_bytes_min", 1)
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import psutil
 import psycopg
+from sbp_core.pd.txns.transactions import Manifest, Part
 from sqlalchemy import event, make_url, text
 
 from sbp_core.access.rights import Grant, Right
 from sbp_core.errors import ConfigurationError, StatusError
-from sbp_core.pd.capacity import CapacityLimits
 from sbp_core.pd.metadata.history import CommitMark
 from sbp_core.pd.metadata.leadership import Leadership
 from sbp_core.pd.metadata.sqlite_inspection import check_store
@@ -33,7 +33,7 @@ from sbp_core.pd.model import (
     SchemaRecord,
     SealedRange,
 )
-from sbp_core.pd.txns.decisions import Manifest, Part
+from sbp_core.settings.server_settings import CapacityLimits
 
 END_SECONDS = 60
 NO_LEASE_MS = 0

@@ -11,11 +11,12 @@ from typing import Any
 
 from sbp_core import limits
 from sbp_core.errors import NotLeaderError, StatusCode
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.server.dispatch import Response, ServerCall
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import SystemClock
 from sbp_core.server.trust import ServerRole
+from sbp_core.settings.server_settings import PlacementDriverSettings
 from sbp_core.wire.headers import (
     RESPONSE_TABLES,
     ClientRole,

@@ -24,10 +24,10 @@ from sbp_core.access.identity import Identity, subject_of_certificate
 from sbp_core.access.keys import new_key, sign
 from sbp_core.client import AsyncClient, Connecting, RetryPolicy
 from sbp_core.cluster import Cluster
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import PermissionDeniedError, SbpError, UnauthenticatedError
 from sbp_core.server.dispatch import Dispatcher
 from sbp_core.session.negotiation import identity_offer, maybe_identity_end
+from sbp_core.settings.server_settings import ClusterSettings
 from sbp_core.tls import ServerTls, Tls
 from sbp_core.wire.headers import (
     REQUEST_TABLES,

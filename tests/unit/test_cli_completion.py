@@ -27,7 +27,7 @@ def complete(monkeypatch, capsys):
     [
         (["pr"], {"produce"}),
         (["check"], {"checkpoint"}),
-        (["--v"], {"--version"}),
+        (["--v"], {"--version", "--verbose"}),
         (["serve", "--pd"], {"--pd-port"}),
         (["streams", "tr"], {"trim"}),
         (["txns", "g"], {"give-up"}),

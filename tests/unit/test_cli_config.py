@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from sbp_core import limits
-from sbp_core.cli.config import PD, SERVE, ServeSettings
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
-from sbp_core.server.quota_rules import NO_RULES, rules_of
+from sbp_core.settings.configuration import PD, SERVE, ServeSettings
+from sbp_core.settings.quotas import NO_RULES, rules_of
+from sbp_core.settings.server_settings import ClusterSettings
 from tests.support.machines import parsed
 
 
@@ -30,7 +30,7 @@ def config(tmp_path):
 
 
 def test_defaults():
-    assert SERVE.load(options()) == ServeSettings(ClusterSettings())
+    assert SERVE.load(options()) == ServeSettings(servers=ClusterSettings())
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(config):
@@ -40,7 +40,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(conf
     )
     settings = SERVE.load(options("--config", str(path), "--pd-port", "0", "--range-servers", "2"))
     assert settings == ServeSettings(
-        ClusterSettings(
+        servers=ClusterSettings(
             data_dir=Path("there"),
             range_servers=2,
             pd_port=0,
@@ -97,15 +97,17 @@ def test_every_option_reaches_its_setting(tmp_path):
         )
     )
     cluster = ClusterSettings(
-        Path("d"),
-        "::1",
+        data_dir=Path("d"),
+        host="::1",
         insecure=True,
         advertise_host="log.example.org",
         range_servers=3,
         pd_port=1,
         range_server_port=2,
     )
-    assert settings == ServeSettings(cluster, tmp_path / "ready", "debug")
+    assert settings == ServeSettings(
+        servers=cluster, ready_file=tmp_path / "ready", log_level="debug"
+    )
 
 
 def test_all_faults_of_a_file_are_named_at_once_with_the_nearest_names(config):
@@ -121,12 +123,12 @@ def test_all_faults_of_a_file_are_named_at_once_with_the_nearest_names(config):
     for fault in (
         "unknown key 'top'",
         "unknown key 'data_dri' in [serve], did you mean data_dir?",
-        "host in [serve] is 7, expected a string",
-        "range_servers in [serve] is True, expected an integer",
+        "host in [serve]: expected a string, got 7",
+        "range_servers in [serve]: expected an integer in 1..64, got True",
         "range_server is a section: write [range_server]",
         "unknown section 'range_servers', did you mean range_server?",
-        "port in [placement_driver] is '12378', expected an integer",
-        "unknown key 'zzzzzz' in [placement_driver] (known: port, advertise_port, ",
+        "port in [placement_driver]: expected an integer in 0..65535, got '12378'",
+        "unknown key 'zzzzzz' in [placement_driver] (known: streams_max, ",
     ):
         assert fault in text
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.app.record import Batch
-from sbp_core.cli.consume.json_text import json_texts
-from sbp_core.cli.consume.rendering import json_lines, value_lines
-from sbp_core.cli.consume.rows import Filter, Rows
+from sbp_core.cli.consume.rendering import json_lines, json_texts, value_lines
+from sbp_core.cli.consume.selected_rows import Rows, with_key
 from sbp_core.cli.output import to_json
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import ROWS_SCHEMA
@@ -110,16 +109,11 @@ def test_values_are_safe_on_a_terminal():
     assert bytes(value_lines(is_terminal=False)(rows)) == b"\x1b[2J\n\xff\n\n"
 
 
-def test_records_are_found_by_key_and_by_what_is_in_them():
+def test_records_are_found_by_key():
     rows = rows_of(
         [(b"k", b"one", None, 0), (b"K", b"two\xff", None, 0), (None, None, None, 0)], first=0
     )
-    assert Filter(b"k", None).apply(rows).offsets.to_pylist() == [0]
-    assert Filter(None, "^t.o").apply(rows).offsets.to_pylist() == [1]
-    assert Filter(None, "").apply(rows).offsets.to_pylist() == [0, 1]
-    assert Filter(b"k", "two").apply(rows).offsets.to_pylist() == []
-    columns = typed(a=pa.array(["x", None, "y"]), b=pa.array([12, 3, None]))
-    assert Filter(None, "[y2]").apply(columns).offsets.to_pylist() == [0, 2]
-    assert Filter(None, "null").apply(columns).offsets.to_pylist() == []
+    assert with_key(rows, b"k").offsets.to_pylist() == [0]
+    assert with_key(rows, b"two").offsets.to_pylist() == []
     with pytest.raises(ConfigurationError, match="has columns and no keys"):
-        Filter(b"k", None).apply(columns)
+        with_key(typed(a=pa.array(["x"])), b"k")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from sbp_core.app.encoding import Target
 from sbp_core.cli.formats import maybe_format_of
-from sbp_core.cli.produce.inputs import opened, reader_of
-from sbp_core.cli.produce.parsing import Defaults, Parsing
+from sbp_core.cli.produce.inputs import Defaults, Parsing, opened, reader_of
 from sbp_core.errors import ConfigurationError, RecordBatchError, SchemaError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema
 from sbp_core.records.stream_decoder import describe_rows

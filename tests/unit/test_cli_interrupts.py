@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from sbp_core.cli.produce.interrupts import Interrupts
+from sbp_core.cli.signals import HeldInterrupts
 
 
 def interrupt():
@@ -15,7 +15,7 @@ def interrupt():
 def interrupts():
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with Interrupts() as made:
+        with HeldInterrupts() as made:
             yield made
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
@@ -56,7 +56,7 @@ def test_an_interrupt_that_came_before_counts_as_the_first(interrupts):
 def test_where_interrupts_are_ignored_they_stay_so():
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Interrupts():
+        with HeldInterrupts():
             interrupt()
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

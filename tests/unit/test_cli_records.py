@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbp_core.cli.produce.lines import Opened, read_lines
-from sbp_core.cli.produce.texts import rows_of_lines
+from sbp_core.cli.produce.inputs import Opened, read_lines, rows_of_lines
 from sbp_core.errors import RecordBatchError
 from sbp_core.records import ROWS_SCHEMA
 from sbp_core.records.stream_decoder import describe_rows

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from sbp_core.cli import reloading as module
-from sbp_core.cli.config import SERVE
 from sbp_core.cli.reloading import Reloader
 from sbp_core.cli.service_manager import ServiceManager
 from sbp_core.server import quota_rules
 from sbp_core.server.quota_rules import QuotaFile
+from sbp_core.settings.configuration import SERVE
 from tests.support.machines import parsed
 
 

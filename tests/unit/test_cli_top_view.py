@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from sbp_core.cli.top import drawn
-from sbp_core.cli.top_view import make_top
+from sbp_core.cli.top import drawn, make_top
 from sbp_core.client import ClusterInfo, RangeServerInfo, StreamInfo
 from sbp_core.operating.samples import Ends, Lags, Samples
 

@@ -12,11 +12,14 @@ import pytest
 import yaml
 
 from sbp_core.cli import main as command_line
-from sbp_core.cli.config import PD, RANGE_SERVER, SERVE, ServeSettings
-from sbp_core.cluster_settings import ClusterSettings
-from sbp_core.pd import PlacementDriverSettings
 from sbp_core.processes import _toml
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.settings.configuration import PD, RANGE_SERVER, SERVE, ServeSettings
+from sbp_core.settings.declaration import setting_of
+from sbp_core.settings.server_settings import (
+    ClusterSettings,
+    PlacementDriverSettings,
+    RangeServerSettings,
+)
 from tests.support.machines import parsed
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -92,12 +95,12 @@ def test_values_in_force_are_the_defaults(command):
 def test_each_key_has_its_meaning_unit_and_limit_above_it(command, section, key):
     comment = comment_above(command, section, key)
     setting = CONFIGURATIONS[command].sections[section][key]
-    documented = setting.metadata
-    assert documented["doc"] in comment
-    assert f"Limit: {documented['limit']}" in comment
+    documented = setting_of(setting)
+    assert documented.doc in comment
+    assert f"Limit: {documented.limit}" in comment
     assert ("Required" in comment) is (setting.default is MISSING)
-    if documented["unit"]:
-        assert f"Unit: {documented['unit']}." in comment
+    if documented.unit:
+        assert f"Unit: {documented.unit}." in comment
 
 
 @commands
@@ -156,7 +159,7 @@ def test_the_help_of_serve_names_the_defaults(capsys):
     ]:
         described = text.rpartition(f" {option} ")[2]
         assert re.search(r"\[default: (\S+)\]", described)[1] == str(defaults[name]), option
-    assert f"[default: {ServeSettings(ClusterSettings()).log_level}]" in text
+    assert f"[default: {ServeSettings(servers=ClusterSettings()).log_level}]" in text
 
 
 def test_the_spark_defaults_parse_and_each_says_why():

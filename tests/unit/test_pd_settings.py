@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from sbp_core import limits
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
-from sbp_core.pd import PlacementDriverSettings
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.settings.declaration import setting_of
+from sbp_core.settings.server_settings import (
+    ClusterSettings,
+    PlacementDriverSettings,
+    RangeServerSettings,
+)
 
 
 def test_defaults():
@@ -21,11 +24,11 @@ def test_defaults():
 
 
 def test_each_setting_is_documented():
-    for setting in dataclasses.fields(PlacementDriverSettings):
-        assert setting.metadata.keys() >= {"doc", "unit", "limit"}, setting.name
-        assert setting.metadata["doc"].endswith("."), setting.name
-        assert setting.metadata["limit"], setting.name
-        assert (setting.metadata["unit"] == "milliseconds") == setting.name.endswith("_ms")
+    for each in dataclasses.fields(PlacementDriverSettings):
+        setting = setting_of(each)
+        assert setting.doc.endswith("."), each.name
+        assert setting.limit, each.name
+        assert (setting.unit == "milliseconds") == each.name.endswith("_ms")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def test_hosts(host):
 @pytest.mark.parametrize("part", ["serve", "pd", "range-server"])
 def test_an_address_that_other_machines_reach_is_refused(part, host):
     make = {
-        "serve": partial(ClusterSettings, Path("data")),
+        "serve": partial(ClusterSettings, data_dir=Path("data")),
         "pd": partial(PlacementDriverSettings, data_dir=Path("data")),
         "range-server": partial(
             RangeServerSettings, data_dir=Path("data"), placement_driver="pd.example.org:1"

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, FrameError, RecordBatchError
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.record_sizes import DEFAULT, LARGEST, RecordSizes
 from sbp_core.records import ROWS_SCHEMA, RowsBuilder, accept_batch, decode_envelope, record_sizes
 from sbp_core.server.budget import Budget, Intake
 from sbp_core.server.listener import _OWN_BYTES
+from sbp_core.settings.server_settings import RangeServerSettings
 from sbp_core.wire.frame import FrameDecoder
 
 MIB = limits.MIB

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import serialization
 
 from sbp_core.client import Client, Connecting, Tls
 from sbp_core.errors import ConfigurationError
-from sbp_core.pd import PlacementDriverSettings
+from sbp_core.settings.server_settings import PlacementDriverSettings
 from sbp_core.tls import Contexts, ServerTls
 from sbp_core.tls_expiry import expiries, warn
 from tests.support.security import Authority

@@ -21,7 +21,7 @@ from sbp_core.errors import (
     SbpError,
     StatusCode,
 )
-from sbp_core.pd.capacity import Capacity, CapacityLimits
+from sbp_core.pd.capacity import Capacity
 from sbp_core.pd.metadata.cursors import CursorTable
 from sbp_core.pd.metadata.data_dir import DATABASE_NAME
 from sbp_core.pd.metadata.database import Database
@@ -33,6 +33,7 @@ from sbp_core.pd.metadata.server_tables import RestoreTable, ServerTables
 from sbp_core.pd.metadata.sqlite_file import SqliteFile
 from sbp_core.pd.metadata.stream_tables import PropertyTable, StreamTables
 from sbp_core.pd.metadata.txn_tables import TransactionTables
+from sbp_core.settings.server_settings import CapacityLimits
 
 _NO_SETTINGS: Final = CapacityLimits()
 _SHARED_SCHEMES: Final = frozenset({"postgresql", "postgres"})

@@ -14,8 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Final
 
 from sbp_core.client import AsyncClient
-from sbp_core.operating.samples import HISTORY_SECONDS, PERIOD_SECONDS, Samples
-from sbp_core.operating.sampling import Sampling
+from sbp_core.operating.samples import HISTORY_SECONDS, PERIOD_SECONDS, Samples, Sampling
 
 SIZES_SECONDS: Final = 60.0
 LOOKED_SECONDS: Final = 30.0

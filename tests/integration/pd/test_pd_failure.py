@@ -3,7 +3,8 @@
 import asyncio
 
 from sbp_core.errors import StatusCode
-from sbp_core.pd.driver import PlacementDriver, PlacementDriverSettings
+from sbp_core.pd import PlacementDriver
+from sbp_core.settings.server_settings import PlacementDriverSettings
 from sbp_core.wire.headers import DescribeStreamsRequest, decode_system_error
 from sbp_core.wire.opcodes import Opcode
 from tests.support.metadata import failing_disk

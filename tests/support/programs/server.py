@@ -10,9 +10,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.server import RangeServer
+from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 
 
 async def serve(kind: str, folder: str, *words: str) -> None:

@@ -1,28 +1,80 @@
-"""`sbp pd` and `sbp range-server`: one server in a process of its own."""
+"""`sbp serve`, `sbp pd` and `sbp range-server`: the servers of a cluster, or one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sbp_core.cli.client_options import json_option
-from sbp_core.cli.commands import CommandWithActions
-from sbp_core.cli.server_options import (
-    HANG_UP_HELP,
-    RECORD_BYTES_MAX,
-    process_options,
-    security_options,
-    server_options,
+from sbp_core.cli.commands import Command, CommandWithActions
+from sbp_core.cli.options import json_option
+from sbp_core.cli.server_options import HANG_UP_HELP, server_options
+from sbp_core.cli.serving import LOG_OPTIONS, Service
+from sbp_core.settings import configuration
+from sbp_core.settings.configuration import ServeSettings
+from sbp_core.settings.server_settings import (
+    ClusterSettings,
+    PlacementDriverSettings,
+    RangeServerSettings,
 )
-from sbp_core.cli.serving import Service
 
 if TYPE_CHECKING:
-    from sbp_core.cli.config import ServeSettings
-    from sbp_core.pd import PlacementDriver, PlacementDriverSettings
-    from sbp_core.rangeserver.range_server_settings import RangeServerSettings
+    from sbp_core.cluster import Cluster
+    from sbp_core.pd import PlacementDriver
     from sbp_core.rangeserver.server import RangeServer
+
+
+def _make(settings: ServeSettings[ClusterSettings], stop: Callable[[], None]) -> Cluster:
+    from sbp_core.cluster import Cluster
+    from sbp_core.processes import RangeServerProcess
+
+    if settings.servers.range_servers == 1:
+        return Cluster(settings.servers)
+    port = settings.admin_port
+    admin_ports = count(port + 1) if port > 0 else repeat(port)
+
+    def make_process(server: RangeServerSettings) -> RangeServerProcess:
+        return RangeServerProcess(
+            server,
+            log_options={name: getattr(settings, name) for name in LOG_OPTIONS},
+            admin_port=next(admin_ports),
+            on_stopped=stop,
+        )
+
+    return Cluster(settings.servers, make_process=make_process)
+
+
+def _describe(cluster: Cluster, found: list[list[str]]) -> tuple[dict[str, Any], list[str]]:
+    endpoints = cluster.endpoints
+    lines = [f"placement driver  {endpoints.pd}"]
+    for index, (endpoint, notes) in enumerate(zip(endpoints.range_servers, found, strict=True)):
+        lines += [f"range server {index}    {each}" for each in (endpoint, *notes)]
+    content = asdict(endpoints)
+    if cluster.admin_endpoints:
+        content["range_server_admins"] = cluster.admin_endpoints
+    for index, endpoint in enumerate(cluster.admin_endpoints):
+        lines.append(f"range server {index}    admin {endpoint}")
+    return content, lines
+
+
+SERVE = Service(configuration.SERVE, _make, _describe)
+
+
+@click.command(
+    cls=Command,
+    example="sbp serve --data-dir sbp-data",
+    help="Run a placement driver and range servers, durable in one folder, until SIGTERM or Ctrl-C."
+    f"\n\n{HANG_UP_HELP} One range server runs in this process. Several run in a process each: when"
+    " one of them ends, all end, and none survives this process. Options win over the configuration"
+    " file, and that over the defaults.",
+)
+@server_options(configuration.SERVE)
+def serve(**given: Any) -> int:
+    """Run them until a signal."""
+    return SERVE.run(given)
 
 
 def _make_pd(
@@ -52,30 +104,18 @@ def _describe_range_server(
     return {"endpoint": server.endpoint}, lines
 
 
-PD = Service("PD", _make_pd, _describe_pd)
-RANGE_SERVER = Service("RANGE_SERVER", _make_range_server, _describe_range_server)
+PD = Service(configuration.PD, _make_pd, _describe_pd)
+RANGE_SERVER = Service(configuration.RANGE_SERVER, _make_range_server, _describe_range_server)
 
 
 @click.command(
     cls=CommandWithActions,
+    example="sbp pd --config conf/pd.toml",
     help=f"Run one placement driver until SIGTERM or Ctrl-C.\n\n{HANG_UP_HELP} Its metadata are in"
     " its data folder, or in the database of --store. Options win over the configuration file, and"
     " that over the defaults. The actions are for a placement driver that is stopped.",
 )
-@server_options(12378)
-@click.option(
-    "--name",
-    metavar="NAME",
-    help="Its name among those of the cluster. [default: placement-driver]",
-)
-@click.option(
-    "--store",
-    metavar="URL",
-    help="Metadata in postgresql://USER@HOST:PORT/DATABASE, which several placement drivers may"
-    " share, or sqlite:///DIRECTORY/metadata.sqlite. [default: SQLite in the data folder]",
-)
-@security_options
-@process_options("conf/pd.toml")
+@server_options(configuration.PD)
 def pd(**given: Any) -> int:
     """Run it until a signal."""
     return PD.run(given)
@@ -89,7 +129,7 @@ _folder: Final = click.argument(
 )
 
 
-@pd.action("check")
+@pd.action("check", example="sbp pd check /var/lib/sbp")
 @_folder
 @json_option
 def check(folder: str, *, json: bool) -> int:
@@ -105,7 +145,7 @@ def check(folder: str, *, json: bool) -> int:
     return stopped.check(folder, is_json=json)
 
 
-@pd.action("accept")
+@pd.action("accept", example="sbp pd accept /var/lib/sbp")
 @_folder
 @json_option
 def accept(folder: str, *, json: bool) -> int:
@@ -120,7 +160,7 @@ def accept(folder: str, *, json: bool) -> int:
     return stopped.accept(folder, is_json=json)
 
 
-@pd.action("move")
+@pd.action("move", example="sbp pd move /var/lib/sbp --to postgresql://sbp@db.example.org/sbp")
 @click.argument("folder", metavar="DIR", help="Data folder, of `sbp serve` or of `sbp pd`.")
 @click.option("--to", "url", metavar="URL", required=True, help="An empty PostgreSQL database.")
 @json_option
@@ -138,26 +178,13 @@ def move(folder: str, url: str, *, json: bool) -> int:
 
 @click.command(
     "range-server",
+    cls=Command,
+    example="sbp range-server --config conf/range-server.toml",
     help=f"Run one range server until SIGTERM or Ctrl-C.\n\n{HANG_UP_HELP} It registers with the"
     " placement driver that leads, and waits for it if there is none. Options win over the"
     " configuration file, and that over the defaults.",
 )
-@click.option(
-    "--pd",
-    "placement_driver",
-    metavar="HOST:PORT[,...]",
-    help="Placement drivers of the cluster; required, here or in the file.",
-)
-@server_options(10911)
-@click.option(
-    "--rack",
-    metavar="NAME",
-    help="The rack or zone that fails together with this server: the replicas of a range"
-    " are placed on different ones.",
-)
-@RECORD_BYTES_MAX
-@security_options
-@process_options("conf/range-server.toml")
+@server_options(configuration.RANGE_SERVER)
 def range_server(**given: Any) -> int:
     """Run it until a signal."""
     return RANGE_SERVER.run(given)

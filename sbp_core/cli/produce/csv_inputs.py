@@ -15,13 +15,14 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from sbp_core.cli.produce.lines import Opened, read_lines
-from sbp_core.cli.produce.parsing import (
+from sbp_core.cli.produce.inputs import (
     PLACE_COLUMNS,
     Defaults,
+    Opened,
     Parsing,
     Piece,
     parse_until_fault,
+    read_lines,
 )
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema, map_columns

@@ -13,11 +13,9 @@ import click
 
 from sbp_core.app.record import Batch
 from sbp_core.cli import formats
-from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
-from sbp_core.cli.connect import connect
-from sbp_core.cli.consume.interrupts import Interrupts
-from sbp_core.cli.consume.progress import shown_progress
-from sbp_core.cli.consume.reading import Reading, check_wanted
+from sbp_core.cli.commands import Command
+from sbp_core.cli.connect import STREAM, connect
+from sbp_core.cli.consume.record_reading import Plan, Reading, Wanted, check_wanted, shown_progress
 from sbp_core.cli.consume.rendering import (
     Render,
     column_lines,
@@ -25,12 +23,27 @@ from sbp_core.cli.consume.rendering import (
     json_lines,
     value_lines,
 )
-from sbp_core.cli.consume.rows import Choice, Filter, Rows, parse_pattern
-from sbp_core.cli.consume.spans import Plan, Wanted
-from sbp_core.cli.consume.target import Target, file_target, standard_output
-from sbp_core.cli.consume.writers import TableWriter, TextWriter, Writer
+from sbp_core.cli.consume.selected_rows import Choice, Rows, with_key
+from sbp_core.cli.consume.writers import (
+    TableWriter,
+    Target,
+    TextWriter,
+    Writer,
+    file_target,
+    standard_output,
+)
+from sbp_core.cli.options import (
+    PATH,
+    POSITION,
+    POSITIVE,
+    TIMESTAMP,
+    ClientOptions,
+    Value,
+    client_options,
+    retry_option,
+)
 from sbp_core.cli.output import noticing_reader, write_notice
-from sbp_core.cli.values import PATH, POSITION, POSITIVE, STREAM, TIMESTAMP, Value
+from sbp_core.cli.signals import NotedInterrupts
 from sbp_core.client import Client, RetryPolicy
 from sbp_core.errors import ConfigurationError
 from sbp_core.operating.stream_position import (
@@ -43,7 +56,6 @@ from sbp_core.wording import counted
 _EXIT_INTERRUPTED: Final = 130
 _EARLIEST: Final = Position(PositionKind.EARLIEST)
 _TABLES: Final = frozenset({formats.PARQUET, formats.ARROW})
-_PATTERN: Final = Value("REGEX", parse_pattern)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -62,7 +74,7 @@ class Output:
     path: str | None
 
 
-@click.command()
+@click.command(cls=Command, example="sbp consume orders --last 10 --json")
 @click.argument("streams", type=STREAM, metavar="STREAM...", nargs=-1, required=True)
 @click.option("--from", "start", type=POSITION, help="Where to start. [default: earliest]")
 @click.option("--from-timestamp", type=TIMESTAMP, help="Start at this time, as --from TIME does.")
@@ -73,11 +85,10 @@ class Output:
 @click.option(
     "--group",
     metavar="NAME",
-    help="Start where this group is, and commit for it what was read, also what --grep or"
-    " --key leaves out. --from is for streams in which it has no cursor.",
+    help="Start where this group is, and commit for it what was read, also what --key"
+    " leaves out. --from is for streams in which it has no cursor.",
 )
 @click.option("--key", metavar="TEXT", help="Only records with this key.")
-@click.option("--grep", type=_PATTERN, help="Only records with this in the value, or a column.")
 @click.option("--columns", type=Value("NAME[,...]", _names), help="Only these columns.")
 @click.option(
     "--format",
@@ -100,7 +111,6 @@ def consume(
     follow: bool,
     group: str | None,
     key: str | None,
-    grep: str | None,
     columns: tuple[str, ...] | None,
     form: str | None,
     to_file: str | None,
@@ -120,8 +130,6 @@ def consume(
     record, with its offset; bytes that are not UTF-8 are {"base64": ...} there. `parquet` and
     `arrow` are for a file or a pipe.
 
-    REGEX is in the syntax of RE2.
-
     A file gets its name when it is complete, also after Ctrl-C, SIGTERM and SIGHUP; if something
     fails, there is none.
     """
@@ -135,19 +143,21 @@ def consume(
     wanted = Wanted(streams, start or _EARLIEST, end, last, group, is_following=follow)
     check_wanted(wanted)
     form = formats.JSON if options.json else form or _format_of(to_file)
-    records = Filter(None if key is None else key.encode(errors="surrogateescape"), grep)
+    only_key = None if key is None else key.encode(errors="surrogateescape")
     written, is_file = Output(form, columns, to_file), to_file is not None
     with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
         is_held = is_file or form in _TABLES  # nothing is written before the end
         reading = Reading(client, wanted, commits_at_end=is_held)
         with (
             noticing_reader() if follow else nullcontext(),
-            Interrupts(is_file=is_file, has_group=group is not None) as interrupts,
+            NotedInterrupts(is_file=is_file, has_group=group is not None) as interrupts,
             _opened(to_file) as target,
             _writer(client, written, target) as writer,
             shown_progress(client, is_wanted=is_file, has_end=not (follow or count_max)) as show,
         ):
-            count = _copy(reading, records, count_max or sys.maxsize, writer, interrupts, show=show)
+            count = _copy(
+                reading, only_key, count_max or sys.maxsize, writer, interrupts, show=show
+            )
         if is_held:
             reading.commit()
     if interrupts.has_come:
@@ -207,10 +217,10 @@ def _render(output: Output, choice: Choice, *, is_terminal: bool) -> Render:
 
 def _copy(
     reading: Reading,
-    records: Filter,
+    key: bytes | None,
     count_max: int,
     writer: Writer,
-    interrupts: Interrupts,
+    interrupts: NotedInterrupts,
     *,
     show: Callable[[Plan, Batch], None],
 ) -> int:
@@ -218,7 +228,8 @@ def _copy(
     left = count_max
     with closing(reading.batches()) as batches:
         while left and (batch := interrupts.maybe_next(batches)) is not None:
-            rows = records.apply(Rows.of(batch)).first(left)
+            rows = Rows.of(batch)
+            rows = (rows if key is None else with_key(rows, key)).first(left)
             if len(rows):
                 writer.write(rows)
                 left -= len(rows)

@@ -13,18 +13,14 @@ import click
 
 from sbp_core.app.blocking import Committer
 from sbp_core.app.encoding import Target
-from sbp_core.cli.client_options import ClientOptions, client_options, retry_option
-from sbp_core.cli.connect import checked_new_name, connect, find_stream
+from sbp_core.cli.commands import Command
+from sbp_core.cli.connect import STREAM, checked_new_name, connect, find_stream
 from sbp_core.cli.formats import CSV, FORMAT, JSON, LINES, maybe_format_of
+from sbp_core.cli.options import PATH, TIMESTAMP, ClientOptions, Value, client_options, retry_option
 from sbp_core.cli.output import write_error, write_result
-from sbp_core.cli.produce.delivery import Appending, Committing
-from sbp_core.cli.produce.inputs import opened, reader_of
-from sbp_core.cli.produce.interrupts import Interrupts
-from sbp_core.cli.produce.lines import Opened
-from sbp_core.cli.produce.parsing import Defaults, Parsing, Piece
-from sbp_core.cli.produce.progress import shown_progress
-from sbp_core.cli.produce.sender import Sender
-from sbp_core.cli.values import PATH, STREAM, TIMESTAMP, Value
+from sbp_core.cli.produce.inputs import Defaults, Opened, Parsing, Piece, opened, reader_of
+from sbp_core.cli.produce.sender import Appending, Committing, Sender, shown_progress
+from sbp_core.cli.signals import HeldInterrupts
 from sbp_core.client import Client, RetryPolicy, StreamInfo, StreamSpec, newest_schemas
 from sbp_core.errors import AlreadyExistsError, ConfigurationError, NotFoundError, SbpError
 from sbp_core.quantities import quoted
@@ -46,7 +42,7 @@ def _parse_header(text: str) -> tuple[str, bytes]:
     return name, os.fsencode(value)
 
 
-@click.command()
+@click.command(cls=Command, example="sbp produce orders orders.jsonl --format json")
 @click.argument("stream", type=STREAM, metavar="NAME_OR_ID")
 @click.argument("file", metavar="[FILE]", type=PATH, required=False)
 @click.option(
@@ -210,7 +206,7 @@ def _sender(client: Client, target: Target, producer_id: str | None) -> Sender:
 
 def _send(source: Opened, pieces: Iterator[Piece], sender: Sender) -> None:
     """Send all rows; after a fault in the input or an interrupt, those that were read."""
-    with Interrupts() as interrupts:
+    with HeldInterrupts() as interrupts:
         try:
             with shown_progress(source, sender) as show:
                 for rows in pieces:

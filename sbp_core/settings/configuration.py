@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
@@ -12,30 +11,22 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from sbp_core import limits
-from sbp_core.cli.values import parse_path
-from sbp_core.client import parse_endpoint
-from sbp_core.cluster_settings import ClusterSettings
 from sbp_core.errors import ConfigurationError
-from sbp_core.pd import PlacementDriverSettings
-from sbp_core.rangeserver.range_server_settings import RangeServerSettings
 from sbp_core.regular_files import read_regular
-from sbp_core.server.quota_rules import KEYS, QuotaRules, rules_of
-from sbp_core.server.settings import (
-    ListenerSettings,
+from sbp_core.settings.declaration import (
     check_settings,
     choice_setting,
     integer_setting,
-    setting,
+    path_setting,
+    setting_of,
 )
-
-_NOUNS: Final = {
-    int: "an integer",
-    bool: "true or false",
-    str: "a string",
-    list: "a list of strings",
-    tuple: "a list of strings",
-}
-"""The types that values may have, as messages name them."""
+from sbp_core.settings.listening import ListenerSettings
+from sbp_core.settings.quotas import KEYS, QuotaRules, rules_of
+from sbp_core.settings.server_settings import (
+    ClusterSettings,
+    PlacementDriverSettings,
+    RangeServerSettings,
+)
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
@@ -43,47 +34,38 @@ LOG_FORMATS: Final = ("text", "json")
 S = TypeVar("S", bound=ClusterSettings | PlacementDriverSettings | RangeServerSettings)
 
 
-@dataclass(frozen=True, slots=True)
-class ServeSettings(Generic[S]):
-    """Settings of a command that runs `servers`: theirs, and those of the process.
+@dataclass(frozen=True, kw_only=True)
+class ProcessSettings:
+    """Settings of each command that serves, also of those that serve HTTP."""
 
-    Raises ConfigurationError for values that cannot be used.
-    """
-
-    servers: S
-    ready_file: Path | None = setting(
+    ready_file: Path | None = path_setting(
         "JSON file with the endpoints, written when the server serves and removed when it stops;"
         " none when not set.",
         "in a folder that exists",
-        default=None,
+        option="--ready-file",
     )
-    log_level: str = choice_setting("Lowest level that is logged.", LOG_LEVELS, default="warning")
+    log_level: str = choice_setting(
+        "Lowest level that is logged.",
+        LOG_LEVELS,
+        default="warning",
+        option="--log-level",
+        metavar="LEVEL",
+    )
     log_format: str = choice_setting(
         "Form of the events in the log: lines of text, or lines of JSON.",
         LOG_FORMATS,
         default="text",
-        key=("log", "format"),
+        section="log",
+        key="format",
+        option="--log-format",
+        metavar="FORM",
     )
-    log_file: Path | None = setting(
+    log_file: Path | None = path_setting(
         "File to which the log is appended; when not set it goes to standard error.",
         "in a folder that exists",
-        default=None,
-        key=("log", "file"),
-    )
-    admin_port: int = integer_setting(
-        "TCP port of the admin endpoint: health, readiness, metrics and settings over HTTP, on the"
-        " same interface as the server, with its TLS and identities. -1 is none, 0 lets the system"
-        " pick one. Several range servers of `sbp serve` have one each, on the next ports.",
-        -1,
-        65_535,
-        default=-1,
-    )
-    audit_file: Path | None = setting(
-        "File to which each management operation is appended, as a line of JSON; when not set they"
-        " are logged at level info.",
-        "in a folder that exists",
-        default=None,
-        key=("audit", "file"),
+        section="log",
+        key="file",
+        option="--log-file",
     )
 
     def __post_init__(self) -> None:
@@ -94,12 +76,57 @@ class ServeSettings(Generic[S]):
                 " it"
             )
 
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings(ProcessSettings, Generic[S]):
+    """Settings of a command that runs `servers`: theirs, and those of the process.
+
+    Raises ConfigurationError for values that cannot be used.
+    """
+
+    servers: S
+    admin_port: int = integer_setting(
+        "TCP port of the admin endpoint: health, readiness, metrics and settings over HTTP, on the"
+        " same interface as the server, with its TLS and identities. -1 is none, 0 lets the system"
+        " pick one. Several range servers of `sbp serve` have one each, on the next ports.",
+        -1,
+        65_535,
+        default=-1,
+        option="--admin-port",
+        metavar="PORT",
+    )
+    audit_file: Path | None = path_setting(
+        "File to which each management operation is appended, as a line of JSON; when not set they"
+        " are logged at level info.",
+        "in a folder that exists",
+        section="audit",
+        key="file",
+        option="--audit-file",
+    )
+
     @property
     def listening(self) -> ListenerSettings:
         """The settings of the server that decides where the process listens, and to whom."""
         if isinstance(self.servers, ClusterSettings):
             return self.servers.placement_driver()
         return self.servers
+
+
+def settings_of(declared_in: type) -> dict[str, Field[Any]]:
+    """Return the settings that a class declares, by name."""
+    return {each.name: each for each in fields(declared_in) if each.metadata}
+
+
+def given_values(settings: Mapping[str, Field[Any]], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of settings whose options are given. Raises ConfigurationError.
+
+    An option that is not given is None or an empty tuple, or is not there.
+    """
+    return {
+        name: setting_of(each).convert(options[name], name)
+        for name, each in settings.items()
+        if options.get(name) not in (None, ())
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,34 +144,24 @@ class Configuration(Generic[S]):
     def load(self, options: Mapping[str, Any]) -> ServeSettings[S]:
         """Return the settings that the command line and its --config file ask for.
 
-        An option that is not given is None or an empty tuple, or is not there.
-
         Raises ConfigurationError naming everything that the file has wrong at once.
         """
         values: dict[str, Any] = {}
         if options["config"] is not None:
             values = self.read_file(Path(options["config"]))
         of_file = frozenset(values)
-        settings = {
-            each.name: each
-            for section, keys in self.sections.items()
-            if section != _QUOTAS
-            for each in keys.values()
-        }
-        for name, known in settings.items():
-            given = options.get(name)
-            if given not in (None, ()):
-                values[name] = _converted(known, given)
+        values |= given_values(self.settings, options)
         if options.get("advertise") is not None:
+            from sbp_core.client.connecting import parse_endpoint
+
             host, port = parse_endpoint(options["advertise"])
             values |= {"advertise_host": host, "advertise_port": port}
-        if options["quotas_file"] is not None:
-            values["quotas_file"] = Path(options["quotas_file"])
-        for name, known in settings.items():
+        for name, known in self.settings.items():
             if known.default is MISSING and name not in values:
+                option = setting_of(known)
                 raise ConfigurationError(
-                    f"{name} is not set; give {OPTIONS_OF_REQUIRED[name]}, or set {name} in the"
-                    " file of --config"
+                    f"{name} is not set; give {option.option} {option.metavar}, or set {name} in"
+                    " the file of --config"
                 )
         try:
             return self._settings(values)
@@ -155,10 +172,16 @@ class Configuration(Generic[S]):
             text = str(error).removeprefix(name)
             raise ConfigurationError(f"{options['config']}: {self.key_of(name)}{text}") from error
 
+    @property
+    def settings(self) -> dict[str, Field[Any]]:
+        """The declared settings, by name: those of the servers, and of the process."""
+        return settings_of(self.servers) | settings_of(ServeSettings)
+
     def _settings(self, values: Mapping[str, Any]) -> ServeSettings[S]:
         of_servers = {each.name for each in fields(self.servers)}
         servers = self.servers(**{name: values[name] for name in values if name in of_servers})
-        return ServeSettings(servers, **{name: values[name] for name in values.keys() - of_servers})
+        own = {name: values[name] for name in values.keys() - of_servers}
+        return ServeSettings(servers=servers, **own)
 
     def key_of(self, name: str) -> str:
         """Return the key that sets a setting, and its section, as messages name them."""
@@ -227,55 +250,31 @@ def _faults_of_quotas(keys: Mapping[str, Any]) -> list[str]:
     return []
 
 
-OPTIONS_OF_REQUIRED: Final = {
-    "data_dir": "--data-dir DIR",
-    "placement_driver": "--pd HOST:PORT",
-}
-"""Options for the settings that have no default."""
-
 _QUOTAS: Final = "quotas"
-_ELSEWHERE: Final = {"servers", "quotas_file"}
-"""Fields that are no keys of a section."""
-
-_SECTION_OF: Final[Mapping[type, str]] = {
-    PlacementDriverSettings: "placement_driver",
-    RangeServerSettings: "range_server",
-}
 
 
-def _of_cluster() -> Configuration[ClusterSettings]:
-    sections = _sections("serve", "tls", "auth", "placement_driver", "range_server")
-    shared = {"host", "insecure", "advertise_host", "connections_per_address_max"}
-    for each in (*fields(ClusterSettings), *fields(ServeSettings)):
-        part = each.metadata.get("part")
-        if each.name in _ELSEWHERE:
-            continue
-        if "section" in each.metadata:
-            sections[each.metadata["section"]][each.metadata["key"]] = each
-        elif part is not None and each.name not in shared:
-            sections[_SECTION_OF[part]][each.metadata["name"]] = each
-        else:
-            sections["serve"][each.name] = each
-    return Configuration("serve", "server.toml", ClusterSettings, sections)
+def _configuration(
+    command: str, file_name: str, servers: type[S], own_section: str, *more: str
+) -> Configuration[S]:
+    """Return the configuration of a command, whose settings are in `own_section` if in no other."""
+    names = (own_section, "tls", "auth", *more)
+    sections: dict[str, dict[str, Field[Any]]] = {name: {} for name in names}
+    sections |= {_QUOTAS: {**KEYS}, "log": {}, "audit": {}}
+    found = Configuration(command, file_name, servers, sections)
+    for name, each in found.settings.items():
+        if name != "quotas_file":  # the file that has the section sets it
+            declared = setting_of(each)
+            sections[declared.section or own_section][declared.key or name] = each
+    return found
 
 
-def _of_server(command: str, servers: type[S]) -> Configuration[S]:
-    sections = _sections(_SECTION_OF[servers], "tls", "auth")
-    for each in (*fields(servers), *fields(ServeSettings)):
-        if each.name not in _ELSEWHERE:
-            section = each.metadata.get("section", _SECTION_OF[servers])
-            sections[section][each.metadata.get("key", each.name)] = each
-    return Configuration(command, f"{command}.toml", servers, sections)
-
-
-def _sections(*names: str) -> dict[str, dict[str, Field[Any]]]:
-    """Return the sections of a file in their order; the last ones are those of every command."""
-    return {name: {} for name in names} | {_QUOTAS: {**KEYS}, "log": {}, "audit": {}}
-
-
-SERVE: Final = _of_cluster()
-PD: Final = _of_server("pd", PlacementDriverSettings)
-RANGE_SERVER: Final = _of_server("range-server", RangeServerSettings)
+SERVE: Final = _configuration(
+    *("serve", "server.toml", ClusterSettings, "serve", "placement_driver", "range_server")
+)
+PD: Final = _configuration("pd", "pd.toml", PlacementDriverSettings, "placement_driver")
+RANGE_SERVER: Final = _configuration(
+    "range-server", "range-server.toml", RangeServerSettings, "range_server"
+)
 
 
 def _read_section(
@@ -287,31 +286,15 @@ def _read_section(
     """Add to `values` what a section sets; return what is wrong in it."""
     faults = []
     for key, value in keys.items():
+        where = f"{key} in [{section}]"
         if key not in known:
             faults.append(f"unknown key {_quoted(key)} in [{section}]{_nearest(key, known)}")
             continue
-        noun = _noun_of(known[key])
-        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        if _NOUNS.get(type(value)) != noun or (isinstance(value, list) and not is_list):
-            faults.append(f"{key} in [{section}] is {reprlib.repr(value)}, expected {noun}")
-            continue
         try:
-            values[known[key].name] = _converted(known[key], value)
+            values[known[key].name] = setting_of(known[key]).convert(value, where)
         except ConfigurationError as error:
-            faults.append(f"{key} in [{section}]: {error}")
+            faults.append(str(error))
     return faults
-
-
-def _converted(known: Field[Any], value: Any) -> Any:
-    if isinstance(known.default, tuple):
-        return tuple(value)
-    return Path(parse_path(value)) if str(known.type).startswith("Path") else value
-
-
-def _noun_of(known: Field[Any]) -> str:
-    """Return the type of a setting's values, as messages name it."""
-    choices: tuple[object, ...] = known.metadata.get("choices", (known.default,))
-    return _NOUNS.get(type(choices[0]), "a string")
 
 
 def _shown_value(value: object) -> object:

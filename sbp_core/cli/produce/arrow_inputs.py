@@ -11,8 +11,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sbp_core.cli.produce.lines import LINGER_SECONDS, Opened
-from sbp_core.cli.produce.parsing import PLACE_COLUMNS, Parsing, Piece
+from sbp_core.cli.produce.inputs import LINGER_SECONDS, PLACE_COLUMNS, Opened, Parsing, Piece
 from sbp_core.errors import ConfigurationError
 
 _ROWS_AT_ONCE: Final = 8_192

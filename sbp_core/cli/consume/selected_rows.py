@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 
 from sbp_core.app.record import Batch
 from sbp_core.cli.connect import find_stream
-from sbp_core.cli.consume.json_text import json_texts
 from sbp_core.client import Client
 from sbp_core.errors import ConfigurationError
 from sbp_core.records.evolution import map_columns
@@ -49,61 +48,25 @@ class Rows:
 
     def first(self, count: int) -> Rows:
         """Return at most `count` of them."""
-        return self._with(self.offsets[:count], self.times[:count], self.columns[:count])
-
-    def where(self, is_wanted: pa.BooleanArray) -> Rows:
-        """Return those for which a column is true."""
-        return self._with(
-            *(each.filter(is_wanted) for each in (self.offsets, self.times, self.columns))
+        return replace(
+            self,
+            offsets=self.offsets[:count],
+            times=self.times[:count],
+            columns=self.columns[:count],
         )
 
-    def _with(
-        self, offsets: pa.Int64Array, times: pa.TimestampArray, columns: pa.RecordBatch
-    ) -> Rows:
-        return replace(self, offsets=offsets, times=times, columns=columns)
 
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which records are wanted: those with this key, those in which a pattern of RE2 is found.
-
-    The pattern is searched in the value, or in each column of a typed stream. None wants all.
-    """
-
-    key: bytes | None
-    pattern: str | None
-
-    def apply(self, rows: Rows) -> Rows:
-        """Return the wanted records. Raises ConfigurationError for a key where there are none."""
-        if self.key is not None:
-            if rows.is_typed:
-                raise ConfigurationError(
-                    f"stream {rows.stream} has columns and no keys: leave --key out, use --grep"
-                )
-            rows = rows.where(pc.equal(rows.columns.column("key"), pa.scalar(self.key)))
-        if self.pattern is not None and len(rows):
-            rows = rows.where(_found(self.pattern, rows))
-        return rows
-
-
-def parse_pattern(text: str) -> str:
-    """Return a pattern that RE2 accepts. Raises ConfigurationError."""
-    try:
-        pc.match_substring_regex(pa.array([""]), text)
-    except pa.ArrowInvalid as error:
-        raise ConfigurationError(f"{text!a} is no regular expression of RE2: {error}") from error
-    return text
-
-
-def _found(pattern: str, rows: Rows) -> pa.BooleanArray:
-    """Return in which rows a pattern is found; a value that is null has no text."""
-    columns = rows.columns.columns if rows.is_typed else [rows.columns.column("value")]
-    found = pa.repeat(False, len(rows))
-    for column in columns:
-        is_text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
-        hits = pc.match_substring_regex(column if is_text else json_texts(column), pattern)
-        found = pc.or_(found, pc.fill_null(pc.and_(hits, column.is_valid()), False))
-    return found
+def with_key(rows: Rows, key: bytes) -> Rows:
+    """Return the records with a key. Raises ConfigurationError for a stream without keys."""
+    if rows.is_typed:
+        raise ConfigurationError(f"stream {rows.stream} has columns and no keys: leave --key out")
+    is_wanted = pc.equal(rows.columns.column("key"), pa.scalar(key))
+    return replace(
+        rows,
+        offsets=rows.offsets.filter(is_wanted),
+        times=rows.times.filter(is_wanted),
+        columns=rows.columns.filter(is_wanted),
+    )
 
 
 class Choice:
