@@ -20,10 +20,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, ClassVar, Final, Self
+from typing import IO, TYPE_CHECKING, ClassVar, Final, Self
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.lake.catalog import open_catalog
 from sbp_core.log.disk import Disk
 from sbp_core.pd import PlacementDriver
 from sbp_core.pd.metadata.data_dir import has_metadata
@@ -49,6 +50,9 @@ from sbp_core.settings.listening import (
 )
 from sbp_core.settings.server_settings import ClusterSettings, RangeServerSettings
 from sbp_core.tls import ServerTls
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog as LakeCatalog
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Cluster:
         self._make_process = make_process
         self._placement_driver: PlacementDriver | None = None
         self._range_servers: list[RangeServer | RangeServerProcess] = []
+        self._landing: asyncio.Task[None] | None = None
         self._unready: Unready | None = Unready("starting", "the servers are being started")
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
@@ -123,11 +128,24 @@ class Cluster:
                 found = list(await asyncio.gather(*(self._start(each) for each in made)))
             else:
                 found = [await self._start(RangeServer(each, disk=self._disk)) for each in settings]
+            if self._settings.lake:
+                folder = str(self._settings.data_dir / "lake")
+                catalog = await asyncio.to_thread(open_catalog, None, folder)
+                self._landing = asyncio.create_task(self._land(driver_endpoint, catalog))
             self._unready = None
             return found
         except BaseException:
             await self.stop()
             raise
+
+    async def _land(self, endpoint: str, catalog: LakeCatalog) -> None:
+        """Land streams in tables until this is cancelled."""
+        from sbp_core.client import AsyncClient
+        from sbp_core.lake.landing import LandingSettings
+        from sbp_core.lake.service import Lake
+
+        async with AsyncClient(endpoint) as client:
+            await Lake(client, catalog, LandingSettings()).run()
 
     async def _start(self, server: RangeServer | RangeServerProcess) -> list[str]:
         self._range_servers.append(server)
@@ -170,6 +188,9 @@ class Cluster:
     async def stop(self) -> None:
         """Let open calls finish, then close everything. Raises the first failure, if any."""
         self._unready = Unready("stopping", "the servers are being stopped")
+        if self._landing is not None:
+            self._landing.cancel()
+            await asyncio.gather(self._landing, return_exceptions=True)
         servers, self._range_servers = self._range_servers, []
         ends = await asyncio.gather(*(server.stop() for server in servers), return_exceptions=True)
         driver, self._placement_driver = self._placement_driver, None

@@ -45,9 +45,9 @@ from sbp_core.client import (
     StreamUpdate,
 )
 from sbp_core.errors import ConfigurationError, NoRangeServerError, SbpError
-from sbp_core.lake import TABLE_PROPERTY
+from sbp_core.lake import TABLE_PROPERTY, TRIM_PROPERTY
 from sbp_core.operating.stream_position import Position, PositionKind, find_offset
-from sbp_core.quantities import quoted
+from sbp_core.quantities import parse_duration_ms, quoted
 from sbp_core.wording import counted
 
 
@@ -73,6 +73,10 @@ def named_once(present: Sequence[tuple[str, str]], absent: Sequence[str]) -> dic
     if len(found) < len(present) + len(absent):
         raise ConfigurationError("a property is named twice; name each once")
     return found
+
+
+def _trim_age(text: str) -> str:
+    return text if text == "off" else str(parse_duration_ms(text))
 
 
 streams: Final = Actions("streams", help="Create, list, describe, copy, change and delete streams.")
@@ -291,6 +295,12 @@ def _extent(at: Reach) -> str:
     metavar="NAMESPACE.TABLE|off",
     help="Iceberg table in which `sbp lake` lands the stream: its property lake.table.",
 )
+@click.option(
+    "--trim-after-lake",
+    "trim_after",
+    type=Value("AGE|off", _trim_age),
+    help="Let `sbp lake` trim records that have landed and were appended so long ago, such as 1h.",
+)
 @client_options
 def update(
     options: ClientOptions,
@@ -306,11 +316,14 @@ def update(
     expected: Sequence[tuple[str, str]],
     unexpected: Sequence[str],
     lake: str | None,
+    trim_after: str | None,
 ) -> int:
     """Change a stream's replicas, retention, name or properties, or all of that at once."""
-    removed = [*removed, TABLE_PROPERTY] if lake == "off" else removed
-    if lake not in {None, "off"}:
-        properties = [*properties, (TABLE_PROPERTY, lake)]
+    for key, given in ((TABLE_PROPERTY, lake), (TRIM_PROPERTY, trim_after)):
+        if given == "off":
+            removed = [*removed, key]
+        elif given is not None:
+            properties = [*properties, (key, given)]
     changed = named_once(properties, removed)
     condition = named_once(expected, unexpected)
     change = StreamUpdate(
@@ -321,7 +334,7 @@ def update(
     if change == StreamUpdate(change.stream, expected_properties=condition):
         raise ConfigurationError(
             "nothing to change: give --replicas, --ack-count, --retention, --retention-size,"
-            " --rename, --lake, --property or --remove-property"
+            " --rename, --lake, --trim-after-lake, --property or --remove-property"
         )
     if rename is not None:
         checked_new_name(rename)

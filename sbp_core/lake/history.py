@@ -34,7 +34,7 @@ from sbp_core.records import (
     encode_statistics,
 )
 from sbp_core.records.batch_meta import BatchMeta
-from sbp_core.records.encodings.columns import COLUMNS_ENCODING, encode_checked_columns
+from sbp_core.records.encodings.columns_encoding import COLUMNS_ENCODING, encode_columns
 from sbp_core.records.envelope import encode_head
 from sbp_core.records.skipping import maybe_skipped
 from sbp_core.status_code import StatusCode
@@ -71,7 +71,7 @@ class _Encoded(NamedTuple):
 
 
 class TableHistory:
-    """What a table has of a stream. Not for several threads at a time."""
+    """The records of a stream that a table has. For one thread at a time."""
 
     def __init__(self, table: LakeTable, stream_id: int, schema: StreamSchema | None) -> None:
         landed = table.landed()
@@ -262,6 +262,7 @@ class TableHistory:
                 stream_id=self._stream_id,
                 timestamp_ms=int(times[0]) // 1000,
                 base_offset=start,
+                is_checked=True,
             )
             yield _Encoded(data, start + len(batch))
             return
@@ -271,14 +272,14 @@ class TableHistory:
         if column is None:  # a batch has one time
             edges[1:1] = (np.flatnonzero(np.diff(times)) + 1).tolist()
         for first, last in pairwise(edges):
-            data = encode_checked_columns(
+            data = encode_columns(
                 batch.slice(first, last - first),
                 self._schema,
                 stream_id=self._stream_id,
                 timestamp_ms=int(times[first]) // 1000,
                 timestamp_column=column,
-                compression="none",
                 base_offset=start + first,
+                is_checked=True,
             )
             yield _Encoded(data, start + last)
 

@@ -5,7 +5,7 @@
     OFFSETS by time    records of the table come first; their own time counts
     FETCH              offsets below the start of the log come from the table's files
 
-So whoever plans and reads by these answers reads the table and then the log, each offset once.
+So a reader that plans by these answers reads the table and then the log, each offset once.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Cleaner:
         """
         found = self._liveness.find()
         cleaned = self._remove_front(found)
-        # Look again after `_remove_front`. Segments that became full meanwhile are left for later.
+        # Look again after `_remove_front`. Segments that became full since then are left for later.
         extent = first = self._log.extent
         held: set[int] = set()
         is_all_known = True

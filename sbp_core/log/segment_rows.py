@@ -85,7 +85,7 @@ class BatchRows(Generic[_Column]):
         self.is_time_ordered = is_time_ordered
 
     def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
-        """Yield the batches that reach beyond `offset`, also batches that are added meanwhile.
+        """Yield the batches that reach beyond `offset`, also batches that are added while this runs.
 
         `view` is the segment itself; a staged batch may be in another segment.
         """
@@ -209,7 +209,9 @@ class SegmentRows:
         if entry.kind is EntryKind.BATCH:
             rows = self._ranges.get(key) or RangeRows()
             rows.append(entry.base_offset, entry.count, location, time_ms)
-            self._ranges[key] = rows  # after the first row, because other threads read meanwhile
+            self._ranges[key] = (
+                rows  # after the first row, because other threads read at the same time
+            )
         elif entry.kind is EntryKind.TXN_END and entry.count:
             rows = self._ranges.get(key) or RangeRows()
             rows.publish(entry.base_offset, decode_end(entry), self.base, time_ms)

@@ -13,6 +13,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_core.record_sizes import RecordSizes
 from sbp_core.settings.declaration import (
     choice_setting,
+    flag_setting,
     integer_setting,
     path_setting,
     text_setting,
@@ -346,6 +347,11 @@ class ClusterSettings(RangeServerTuning, PlacementDriverTuning, SharedSettings):
         option="--range-servers",
         metavar="N",
     )
+    lake: bool = flag_setting(
+        "Whether the streams with a lake table land in Iceberg tables below the data folder, as"
+        " with `sbp lake`.",
+        option="--lake",
+    )
     pd_port: int = _port_setting(12378, "--pd-port", section="placement_driver", key="port")
     pd_advertise_port: int = _advertised_port_setting("placement_driver")
     range_server_port: int = _port_setting(
@@ -360,6 +366,11 @@ class ClusterSettings(RangeServerTuning, PlacementDriverTuning, SharedSettings):
                 f"heartbeat_timeout_ms {self.heartbeat_timeout_ms} is too short for a"
                 f" heartbeat_interval_ms of {self.heartbeat_interval_ms}: it takes three at least,"
                 f" {3 * self.heartbeat_interval_ms}"
+            )
+        if self.lake and (self.tls_cert_file is not None or self.auth_admins):
+            raise ConfigurationError(
+                "lake is for servers without TLS and identities; beside others run `sbp lake`,"
+                " which has the options of a client"
             )
         self.placement_driver()
         ports = {self.range_server(index, "unused:1").port for index in range(self.range_servers)}

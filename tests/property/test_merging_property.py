@@ -16,7 +16,9 @@ from sbp_core.records import (
     encode_envelope,
     encode_rows,
     merge_batches,
-    merging,
+)
+from sbp_core.records import (
+    batch_merging as merging,
 )
 from tests.support.clock import examples
 from tests.support.data.batches import sequence_batch

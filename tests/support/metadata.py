@@ -16,7 +16,6 @@ from pathlib import Path
 
 import psutil
 import psycopg
-from sbp_core.pd.txns.transactions import Manifest, Part
 from sqlalchemy import event, make_url, text
 
 from sbp_core.access.rights import Grant, Right
@@ -33,6 +32,7 @@ from sbp_core.pd.model import (
     SchemaRecord,
     SealedRange,
 )
+from sbp_core.pd.txns.decisions import Manifest, Part
 from sbp_core.settings.server_settings import CapacityLimits
 
 END_SECONDS = 60

@@ -300,6 +300,7 @@ def test_every_option_of_the_source_table_is_known():
         "includeMetadata": "true",
         "networkCompression": "none",
         "isolationClass": "backfill",
+        "history": "auto",
         "retryTimeout": "off",
         "tlsCaFile": "ca.pem",
         "tlsCertFile": "cert.pem",

@@ -211,7 +211,7 @@ class AppendHandler:
         return list(map(_result_of, frame.items, outcomes, repeat(own.time_ms)))
 
     def _count(self, frame: _Frame, written: asyncio.Future[Written] | None) -> None:
-        """Count a frame in the metrics when `written` is done, whoever waits for it."""
+        """Count a frame in the metrics when `written` is done."""
         entries: Sequence[Entry] = frame.entries
         failed_count = sum(isinstance(each, Status) for each in frame.outcomes)
         if written is not None:
@@ -288,7 +288,9 @@ class AppendHandler:
         """
         number = BatchNumber(item.stream_id, item.info.writer_id or "", item.info.sequence)
         check_number(number)
-        has_writers = self._host.knows_writers(*hosted.key)  # first: they may arrive meanwhile
+        has_writers = self._host.knows_writers(
+            *hosted.key
+        )  # first: writers may arrive during the next step
         final_below = self._host.final_below(hosted, has_writers=has_writers)
         repeated = self._writers.maybe_repeat(
             number, hosted.range_index, record_count, item.batch, final_below

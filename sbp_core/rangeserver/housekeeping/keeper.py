@@ -271,7 +271,7 @@ class Housekeeping:
             is_short=self._disk_space.is_short,
             has_removals=self._has_removals,
         )
-        removal_count = self._host.removal_count  # read first: removals meanwhile count later
+        removal_count = self._host.removal_count  # read first: removals from here on count later
         cleaned = await loop.run_in_executor(self._thread, free)
         self._cleaned_count = removal_count
         await self._disk_space.refresh()
