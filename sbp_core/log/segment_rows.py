@@ -85,7 +85,7 @@ class BatchRows(Generic[_Column]):
         self.is_time_ordered = is_time_ordered
 
     def slots_from(self, offset: int, view: SegmentView) -> Iterator[Slot]:
-        """Yield the batches that reach beyond `offset`, also batches that are added while this runs.
+        """Yield the batches that reach beyond `offset`, also batches that are added during it.
 
         `view` is the segment itself; a staged batch may be in another segment.
         """

@@ -1,8 +1,8 @@
 """Open a log: replay the last segment, truncate a torn tail, refuse rot.
 
 Only the last segment is replayed: its snapshot has the ranges at its start, its entries what came
-after. Of the other segments only headers are read, so that a missing file is noticed; their entries
-are verified when they are served.
+after. For the other segments only headers are read, so that a missing file is noticed; their
+entries are verified when they are served.
 
 Unsynced bytes reach the disk in any order, or not at all, so after a mere crash a damaged entry may
 precede intact ones. Every group commit carries `durable_upto`, which separates rot from a torn

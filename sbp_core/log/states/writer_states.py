@@ -137,8 +137,8 @@ class WriterStates:
     def apply(self, entry: Entry, time_ms: int) -> None:
         """Apply an entry; a WRITER_MARK only when its batch was found right behind it.
 
-        Of several entries about the writers before a range the first counts, because appends may
-        follow it. Marks of earlier ranges, which a copy may get later, are known already.
+        If several entries are about the writers before a range, the first counts, because appends
+        may follow it. Marks of earlier ranges, which a copy may get later, are known already.
         `known_from` is set after the writers: a thread that reads it first finds the writers.
         Raises LogCorruptionError, and changes nothing, for an invalid body.
         """
