@@ -63,6 +63,10 @@ class Endpoints:
     range_servers: tuple[str, ...]
 
 
+_LAKE_SECONDS: Final = 5.0
+"""A laptop's user looks at the table soon."""
+
+
 class Cluster:
     """A placement driver and range servers on the running event loop. It starts and stops once.
 
@@ -145,7 +149,7 @@ class Cluster:
         from sbp_core.lake.service import Lake
 
         async with AsyncClient(endpoint) as client:
-            await Lake(client, catalog, LandingSettings()).run()
+            await Lake(client, catalog, LandingSettings(_LAKE_SECONDS)).run()
 
     async def _start(self, server: RangeServer | RangeServerProcess) -> list[str]:
         self._range_servers.append(server)

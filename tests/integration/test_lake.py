@@ -16,9 +16,11 @@ import pytest
 
 import sbp_core
 from sbp_core import aio
-from sbp_core.client import AsyncClient, StreamSpec, StreamUpdate
+from sbp_core.client import AsyncClient, Client, StreamSpec, StreamUpdate
+from sbp_core.cluster import LocalCluster
 from sbp_core.lake.landing import Landing, LandingSettings
 from sbp_core.records import StreamSchema
+from tests.support.clock import until
 from tests.support.lake import catalog_in, has_landed, land_until, next_change
 
 
@@ -210,3 +212,30 @@ def landed(command, stream):
     states = {each["stream"]: each for each in map(json.loads, lines.splitlines())}
     assert states[stream]["error"] is None
     return states[stream]["landed_offset"]
+
+
+def test_serve_lands_streams_without_another_process(tmp_path):
+    with LocalCluster(tmp_path / "data", options=["--lake"]) as cluster:
+        with Client(cluster.endpoint) as client:
+            client.create_streams([StreamSpec("own")])
+            client.update_streams([StreamUpdate("own", properties={"lake.table": "lake.own"})])
+        cluster.restart()  # it looks for streams when it starts
+        with sbp_core.connect(cluster.endpoint) as sbp, sbp.producer("own") as producer:
+            producer.send(b"one")
+        catalog = catalog_in(tmp_path / "data" / "lake")
+        until(lambda: catalog.table_exists("lake.own") and has_rows(catalog, "own"), 60)
+        assert rows_of(catalog, "own")["value"].to_pylist() == [b"one"]
+
+
+def has_rows(catalog, stream):
+    return catalog.load_table(f"lake.{stream}").current_snapshot() is not None
+
+
+def test_an_age_to_trim_at_is_a_property_of_the_stream(cluster, client, stream):
+    command = [sys.executable, "-m", "sbp_core.cli.main", "streams", "update", stream]
+    (info,) = client.describe_streams([stream])
+    for age, stored in (("1h", "3600000"), ("off", None)):
+        options = ["--endpoint", cluster.endpoint, "--trim-after-lake", age]
+        subprocess.run([*command, *options], check=True)
+        properties = client.describe_properties([info.stream_id])[info.stream_id]
+        assert properties.get("lake.trim-after-ms") == stored
