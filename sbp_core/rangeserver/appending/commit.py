@@ -11,8 +11,9 @@ start of a segment.
 Entries of replicated ranges that this server leads are sent to the secondaries while they are
 written here (`Copies`, replicating/primary.py). Such a submission is committed when it is durable
 here and on as many secondaries as the range needs. Submissions of other ranges do not wait for
-that. Groups become durable in their order. Only `_on_durable` ends futures and publishes
-(`RangeHost.publish`: the table of ranges, which bounds every FETCH and DESCRIBE_RANGE).
+that. Groups become durable in their order. `_on_durable` publishes and ends futures, for
+replicated ranges when primary.py has enough answers (`RangeHost.publish`: the table of ranges,
+which bounds every FETCH and DESCRIBE_RANGE).
 
 Three things are visible earlier:
 
