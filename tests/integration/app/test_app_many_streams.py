@@ -103,9 +103,7 @@ def test_chosen_offsets_are_committed(sbp, names):
         records = consumer.getmany(5, 6)
         consumer.commit({stream: records[2].offset + 1})
         for offset in (-1, 7, "1"):
-            with pytest.raises(
-                ConfigurationError, match=f"offset {offset!r} of stream .* next .* 6"
-            ):
+            with pytest.raises(ConfigurationError, match=f"offset {offset!r} of stream .* 6"):
                 consumer.commit({stream: offset})
         with pytest.raises(ConfigurationError, match="does not read stream 'other'"):
             consumer.commit({"other": 0})

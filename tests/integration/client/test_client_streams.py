@@ -466,5 +466,5 @@ def test_bounds_of_a_server_that_counts_no_revisions_are_asked_in_full(make, pee
         tails = [placed(each, 0, 0, -1, "", tail) for each in WATCHED]
         peer.script(Opcode.DESCRIBE_RANGE, describe_tail(*tails))
         view = driver.do("watch_bounds", WATCHED, view)
-        assert view.revision is None
+        assert view.basis is None
         assert view.bounds == {each: StreamBounds(each, 0, tail) for each in WATCHED}
