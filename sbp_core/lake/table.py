@@ -47,8 +47,8 @@ _PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
-_COMPACTED_COMMITS: Final = 16
-"""Small commits at the end of a table that become one file."""
+_COMPACTED_FILES: Final = 16
+"""Small files at the end of a table that are rewritten as one."""
 _ORPHAN_AGE: Final = timedelta(days=3)
 """Age from which on a file that no snapshot refers to is left over from a killed process."""
 
@@ -181,18 +181,16 @@ class LakeTable:
         The offsets of their records stay, so nothing changes for a reader. Raises what `append`
         raises.
         """
-        landed, start = self.landed(), self._small_tail(file_bytes)
-        if landed is None or start is None:
-            return
-        tasks = list(self._table.scan(row_filter=f"{OFFSET} >= {start}").plan_files())
-        if any(each.delete_files for each in tasks):  # rows that another engine has deleted
-            return
-        files = sorted(
-            (each.file for each in tasks), key=lambda each: self._bound(each.lower_bounds)
-        )
-        self._forbid_retries()
-        summary = self._summary(start, landed.end_offset, landed.commit)
-        self._commit(self._table.transaction(), self._rows_of(files), files, summary)
+        landed = self.landed()
+        tasks = list(self._table.scan().plan_files())
+        if landed is None or any(each.delete_files for each in tasks):
+            return  # another engine has deleted rows, and compacts the table itself
+        files = self._small_tail([each.file for each in tasks], file_bytes)
+        if files:
+            self._forbid_retries()
+            start = self._bound(files[0].lower_bounds)
+            summary = self._summary(start, landed.end_offset, landed.commit)
+            self._commit(self._table.transaction(), self._rows_of(files), files, summary)
 
     def _commit(
         self,
@@ -222,18 +220,21 @@ class LakeTable:
         if self._table.properties.get("commit.retry.num-retries") != "0":
             self._table = self._table.transaction().set_properties(_NO_RETRIES).commit_transaction()
 
-    def _small_tail(self, file_bytes: int) -> int | None:
-        """Return where the commits begin that are small together; None if they are too few."""
-        start, commits, size = None, 0, 0
-        for summary in self._summaries():
-            first = int(summary[_START])
-            if start is not None and first >= start:
-                continue  # a newer snapshot has compacted this one
-            size += int(summary.get("added-files-size", 0))
+    def _small_tail(self, files: list[DataFile], file_bytes: int) -> list[DataFile]:
+        """Return the last files that are small together; none if rewriting them gains little.
+
+        A day has a file of its own, so files of as many days stay as they are.
+        """
+        files.sort(key=lambda each: self._bound(each.lower_bounds))
+        size, count = 0, 0
+        while count < len(files):
+            size += files[-count - 1].file_size_in_bytes
             if size > file_bytes:
                 break
-            start, commits = first, commits + 1
-        return start if commits >= _COMPACTED_COMMITS else None
+            count += 1
+        tail = files[len(files) - count :]
+        days = len({str(each.partition) for each in tail})
+        return tail if count >= max(_COMPACTED_FILES, 2 * days) else []
 
     def _summaries(self) -> Iterator[Mapping[str, str]]:
         """Yield the summaries of the commits of records, newest first."""

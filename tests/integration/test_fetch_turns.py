@@ -87,7 +87,7 @@ def fetch(stream_id, *offsets):
 def queue_of(cluster):
     guarded = cluster.server._listener._dispatcher._handlers[Opcode.FETCH]
     _, handler = guarded.args
-    return handler._shared.reads._queue
+    return handler.reads._queue
 
 
 def waiting_count(cluster):

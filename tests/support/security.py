@@ -206,10 +206,10 @@ class Identities:
         self._by_address = {}
         begin = Dispatcher.begin
 
-        def begin_as(dispatcher, frame, responder, peer_name, **more):
-            host = peer_name.rpartition(":")[0]
-            responder.standing.identity = self._by_address.get(host)
-            return begin(dispatcher, frame, responder, peer_name, **more)
+        def begin_as(dispatcher, frame, peer, **more):
+            host = peer.name.rpartition(":")[0]
+            peer.standing.identity = self._by_address.get(host)
+            return begin(dispatcher, frame, peer, **more)
 
         monkeypatch.setattr(Dispatcher, "begin", begin_as)
 
