@@ -283,7 +283,7 @@ def newer_metadata(folder: Path) -> None:
     ("change", "message"),
     [
         (newer_log, r"format version 99, this version reads 2"),
-        (newer_metadata, r"schema version 99, this release reads 11 to \d+"),
+        (newer_metadata, r"schema version 99, this release reads 11 and \d+"),
     ],
 )
 def test_files_of_a_newer_release_are_refused(
