@@ -17,7 +17,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from sbp_core import limits
@@ -303,7 +303,12 @@ class PeerLink:
         self, ranges: Iterable[tuple[Copy, Prefix, int]], payload: list[Buffer]
     ) -> None:
         """Send entries, or only committed offsets, and note the durable entries."""
-        for copy, durable in await self._exchange(ranges, payload) or ():
+        try:
+            results = await self._replicate(ranges, payload)
+        except SbpError as error:
+            self._on_failure(error)
+            return
+        for copy, durable in self._accepted(results):
             copy.note_durable(durable, self._loop.time())
             if copy.is_report_due:
                 self.report_soon()
@@ -312,11 +317,13 @@ class PeerLink:
         """Ask for the durable entries of copies, and stream the entries behind them."""
         for copy in copies:
             copy.ask()
-        accepted = await self._exchange([(copy, copy.acked, 0) for copy in copies], [])
-        if accepted is None:
+        try:
+            results = await self._replicate([(copy, copy.acked, 0) for copy in copies], [])
+        except SbpError as error:
+            self._on_failure(error)
             return
         self.is_down, self._backoff_ms = False, 0
-        for copy, durable in accepted:
+        for copy, durable in self._accepted(results):
             copy.resume(durable, self._loop.time())
             if copy.unsent_count:
                 self._dirty[copy.key] = copy
@@ -324,26 +331,16 @@ class PeerLink:
                 self.report_soon()
         self._wake()
 
-    async def _exchange(
-        self, ranges: Iterable[tuple[Copy, Prefix, int]], payload: list[Buffer]
-    ) -> list[tuple[Copy, Prefix]] | None:
-        """Send a frame; return what is durable of each copy that accepted its part.
-
-        Refusals are dealt with here. Returns None if the server did not answer.
-        """
-        try:
-            results = await self._replicate(ranges, payload)
-        except SbpError as error:
-            self._on_failure(error)
-            return None
-        accepted: list[tuple[Copy, Prefix]] = []
+    def _accepted(
+        self, results: Iterable[tuple[Copy, ReplicateResult]]
+    ) -> Iterator[tuple[Copy, Prefix]]:
+        """Yield what is durable of each copy that accepted its part, and deal with refusals."""
         for copy, result in results:
             refusal = maybe_error(result.status)
             if refusal is not None:
                 self._on_refusal(copy, refusal)
             else:
-                accepted.append((copy, Prefix(result.seq, bytes(result.digest))))
-        return accepted
+                yield copy, Prefix(result.seq, bytes(result.digest))
 
     async def _replicate(
         self, ranges: Iterable[tuple[Copy, Prefix, int]], payload: list[Buffer]
