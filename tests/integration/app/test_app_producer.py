@@ -343,7 +343,7 @@ def test_a_callback_may_use_the_cluster(sbp, stream):
 
 def test_deliveries_are_done_once_a_producer_that_failed_is_closed(sbp, stream):
     reports = []
-    producer = sbp.producer(stream, linger_ms=3_600_000, batch_records=10)
+    producer = sbp.producer(stream, linger_ms=3_600_000, batch_records=2_000)
     producer.send(b"first")
     sbp.delete_stream(stream)
     lost = [producer.send(b"x") for _ in range(1_000)]
