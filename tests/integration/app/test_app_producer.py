@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import threading
 from datetime import UTC, datetime
 
 import pandas as pd
@@ -45,6 +46,22 @@ def test_a_record_is_sent_whole_and_its_future_is_its_offset(sbp, stream):
     assert (one.value, one.key, one.headers) == (b"one", b"", {"source": b"web", "none": None})
     assert abs((datetime.now(UTC) - one.timestamp).total_seconds()) < 600
     assert (two.value, two.key, two.headers, two.timestamp_us) == (None, None, {}, 5)
+
+
+def test_many_records_of_several_threads_arrive_once_each_in_the_order_of_its_thread(sbp, stream):
+    def send(producer, thread):
+        for index in range(1_000):
+            producer.send(b"%d %d" % (thread, index))
+
+    with sbp.producer(stream, batch_records=37, buffer_bytes=1 << 20) as producer:
+        threads = [threading.Thread(target=send, args=(producer, each)) for each in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    found = [tuple(map(int, value.split())) for value in values(sbp, stream)]
+    for thread in range(3):
+        assert [index for at, index in found if at == thread] == list(range(1_000))
 
 
 def test_a_flush_returns_when_all_is_acknowledged(sbp, stream):
