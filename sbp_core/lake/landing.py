@@ -22,9 +22,11 @@ from sbp_core.app.decoding import decode_fetched, fingerprints_of
 from sbp_core.client import AsyncClient
 from sbp_core.client.types import FetchItem, StreamInfo
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError
+from sbp_core.lake import TRIM_PROPERTY
 from sbp_core.lake.catalog import describe_error
 from sbp_core.lake.columns import PLAIN, join_rows, rows_of, table_schema
 from sbp_core.lake.table import LakeConflictError, LakeTable, TableState
+from sbp_core.quantities import quoted
 from sbp_core.records import StreamSchema
 from sbp_core.records.envelope import split_envelopes
 
@@ -82,7 +84,7 @@ class Landing:
         *,
         settings: LandingSettings,
         workers: Executor,
-        trim_after_ms: int | None = None,
+        trim_after: str | None = None,
     ) -> None:
         self._client = client
         self._catalog = catalog
@@ -95,7 +97,7 @@ class Landing:
         self._uncompacted = 0
         """Commits since the table was compacted."""
         self._expire_at = 0.0
-        self._trim_after_ms = trim_after_ms
+        self._trim_after = trim_after
         self._trimmed_offset = 0
         self.state = TableState(stream.label, table)
         self.changed: Final = asyncio.Event()
@@ -120,6 +122,7 @@ class Landing:
             pause = min(2 * pause, _RETRY_SECONDS[1])
 
     async def _land(self) -> None:
+        trim_after_ms = self._trim_age()
         await self._learn_schemas()
         schema = PLAIN if self._columns is None else table_schema(self._columns)
         table = await self._blocking(
@@ -147,8 +150,20 @@ class Landing:
                 self._show(table.state())
             else:
                 position = collected.end_offset
-            if expected is not None and self._trim_after_ms is not None:
-                await self._trim(expected, self._trim_after_ms)
+            if expected is not None and trim_after_ms is not None:
+                await self._trim(expected, trim_after_ms)
+
+    def _trim_age(self) -> int | None:
+        """Return the age in ms at which records are trimmed. Raises ConfigurationError."""
+        age = self._trim_after
+        if age is None:
+            return None
+        if not (age.isascii() and age.isdecimal()):
+            raise ConfigurationError(
+                f"property {TRIM_PROPERTY} is {quoted(age)}; expected milliseconds, as"
+                " `sbp streams update --trim-after-lake 1h` sets them"
+            )
+        return int(age)
 
     async def _trim(self, landed_offset: int, age_ms: int) -> None:
         """Trim the records that have landed and were appended longer ago than an age."""

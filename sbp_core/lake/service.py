@@ -25,11 +25,11 @@ _WORKERS: Final = 4
 
 
 class Target(NamedTuple):
-    """A stream that is to land, the name of its table, and the age at which it is trimmed."""
+    """A stream that is to land, the name of its table, and the age in ms at which it is trimmed."""
 
     stream: StreamInfo
     table: str
-    trim_after_ms: int | None
+    trim_after: str | None
 
 
 async def find_targets(client: AsyncClient) -> list[Target]:
@@ -40,10 +40,7 @@ async def find_targets(client: AsyncClient) -> list[Target]:
     for stream in streams:
         own = properties.get(stream.stream_id, {})
         if TABLE_PROPERTY in own:
-            age = own.get(TRIM_PROPERTY, "")
-            targets.append(
-                Target(stream, own[TABLE_PROPERTY], int(age) if age.isdecimal() else None)
-            )
+            targets.append(Target(stream, own[TABLE_PROPERTY], own.get(TRIM_PROPERTY)))
     return targets
 
 
@@ -84,6 +81,6 @@ class Lake:
                     *(self._client, self._catalog, target.stream, target.table),
                     settings=self._settings,
                     workers=self._workers,
-                    trim_after_ms=target.trim_after_ms,
+                    trim_after=target.trim_after,
                 )
                 self._landings[target] = landing, asyncio.create_task(landing.run())

@@ -119,7 +119,7 @@ def test_records_that_were_trimmed_before_they_landed_are_a_gap(cluster, catalog
 def test_records_that_have_landed_and_are_old_are_trimmed(cluster, catalog, client, stream):
     with sbp_core.connect(cluster.endpoint) as sbp, sbp.producer(stream) as producer:
         producer.send_many([{"value": b"a"}] * 5)
-    land_until(cluster, catalog, stream, has_landed(5), trim_after_ms=60_000)
+    land_until(cluster, catalog, stream, has_landed(5), trim_after="60000")
     (info,) = client.describe_streams([stream])
     (bounds,) = client.stream_bounds([info.stream_id])
     assert bounds.start_offset == 0
@@ -129,8 +129,15 @@ def test_records_that_have_landed_and_are_old_are_trimmed(cluster, catalog, clie
     def is_trimmed(_):
         return client.stream_bounds([info.stream_id])[0].start_offset == 10
 
-    land_until(cluster, catalog, stream, is_trimmed, trim_after_ms=0)
+    land_until(cluster, catalog, stream, is_trimmed, trim_after="0")
     assert rows_of(catalog, stream)["_offset"].to_pylist() == [*range(10)]
+
+
+def test_an_age_that_is_no_number_is_an_error(cluster, catalog, stream):
+    (state,) = land_until(
+        cluster, catalog, stream, lambda states: bool(states[0].error), trim_after="1h"
+    )
+    assert "lake.trim-after-ms is '1h'; expected milliseconds" in state.error
 
 
 def test_a_stream_that_was_created_again_does_not_land_in_the_old_table(
