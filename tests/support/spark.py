@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from sbp_core.client import AppendItem, Client, ReceivedBatches, Writer
+from sbp_core.client import AppendItem, Client, ReceivedBatches, Transaction, Writer
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import ROWS_SCHEMA, encode_rows
 from sbp_spark import testing
@@ -83,11 +83,12 @@ def append_values(
     values: Sequence[bytes | None],
     *,
     writer: Writer | None = None,
+    transaction: Transaction | None = None,
 ) -> None:
     """Append one record batch without Spark; with a `writer` also while servers die."""
     (info,) = client.describe_streams([stream])
     batch = encode_rows(rows_of(values), stream_id=info.stream_id, timestamp_ms=0)
-    client.append([AppendItem(info.stream_id, batch)], writer=writer)
+    client.append([AppendItem(info.stream_id, batch)], writer=writer, transaction=transaction)
 
 
 @dataclass
