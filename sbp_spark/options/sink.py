@@ -128,7 +128,7 @@ class DeliveryOptions:
         "`exactly-once`: rows are staged, and become readable when Spark commits the micro-batch or"
         " the write as a whole: each row once, however often tasks, commits or the query are"
         " repeated, also in other partitions. A write to several streams is all or nothing, though"
-        " not visible in all of them at the same instant. At most 20000 parts, one for each stream"
+        " not visible in all of them at the same instant. At most 100000 parts, one for each stream"
         ' of each task, are committed together: beyond that use .repartition("stream"). A new'
         " checkpoint is a new query."
         " `at-least-once`: rows are readable as soon as they are appended, and what a task wrote"

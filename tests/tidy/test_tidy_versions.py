@@ -10,7 +10,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from tidy_sources import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+def read(path: str) -> str:
+    """Return the text of a file of the project."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+PROJECT = tomllib.loads(read("pyproject.toml"))["project"]
 PAGE = run_versions.PAGE.read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
 RANGES = {
@@ -49,6 +55,19 @@ def test_the_pythons_of_the_page_are_the_ends_of_the_classifiers():
 
 @pytest.mark.parametrize("path", ["README.md", "docs/get-started/install.md"])
 def test_the_documents_name_each_python(path):
-    text = (ROOT / path).read_text(encoding="utf-8")
+    text = read(path)
     (row,) = re.findall(r"^\| Python \| .*$", text, re.MULTILINE)
     assert re.findall(r"3\.\d+", row) == run_versions.PYTHONS
+
+
+def test_the_newest_release_is_everywhere():
+    newest, *_ = re.findall(r"^## \[([\d.]+)\]", read("CHANGELOG.md"), re.MULTILINE)
+    chart = re.findall(r"^version: (.*)$", read("conf/helm/sbp/Chart.yaml"), re.MULTILINE)
+    images = [
+        tag
+        for path in ("conf/helm/sbp/values.yaml", "docs/how-to/run-on-kubernetes.md")
+        for tag in re.findall(r"/sbp:([\d.]+)", read(path))
+    ]
+    rows = re.findall(r"^\| ([\d.]+) \| \d", read("docs/reference/file-format.md"), re.MULTILINE)
+    assert len(images) > 1
+    assert {PROJECT["version"], *chart, *images, rows[-1]} == {newest}
