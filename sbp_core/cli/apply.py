@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 import msgspec
@@ -18,15 +18,15 @@ from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import checked_new_name, connect
 from sbp_core.cli.options import PATH, ClientOptions, client_options
 from sbp_core.cli.output import one_line, write_json, write_line
-from sbp_core.client import Client, StreamInfo, StreamSpec, StreamUpdate, newest_schemas
 from sbp_core.errors import ConfigurationError, InvalidRequestError, SchemaError
 from sbp_core.properties import PROPERTIES_MAX, checked_properties
 from sbp_core.quantities import parse_duration_ms, parse_size, show_duration, show_size
-from sbp_core.records import StreamSchema, compare_schemas
-from sbp_core.records.column_text import parse_columns
-from sbp_core.records.evolution import merge_schemas
 from sbp_core.regular_files import read_regular
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.client import Client, StreamInfo, StreamSpec
+    from sbp_core.records import StreamSchema
 
 _Copies = Annotated[int, msgspec.Meta(ge=1, le=limits.REPLICAS_MAX)]
 _FIELDS: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
@@ -139,6 +139,8 @@ def _read(path: Path) -> tuple[dict[str, _Stream], list[_Grant]]:
 
 
 def _stream_changes(client: Client, wanted: Mapping[str, _Stream]) -> Iterator[_Change]:
+    from sbp_core.client import StreamSpec, newest_schemas
+
     known = {each.name: each for each in client.find_streams([*map(checked_new_name, wanted)])}
     schemas = newest_schemas(client, [each.stream_id for each in known.values()])
     with_properties = [name for name, each in wanted.items() if each.properties is not None]
@@ -170,6 +172,8 @@ def _create(spec: StreamSpec, client: Client) -> None:
 
 
 def _updates(info: StreamInfo, settings: Mapping[str, Any]) -> Iterator[_Change]:
+    from sbp_core.client import StreamUpdate
+
     changed = {name: each for name, each in settings.items() if getattr(info, name) != each}
     if changed:
         before = _shown({name: getattr(info, name) for name in changed})
@@ -185,6 +189,8 @@ def _property_changes(
     name: str, known: Mapping[str, str], wanted: Mapping[str, str]
 ) -> Iterator[_Change]:
     """Yield the change of a stream's properties, if there is one: others are removed."""
+    from sbp_core.client import StreamUpdate
+
     try:
         checked_properties(wanted.items(), PROPERTIES_MAX)
     except InvalidRequestError as error:
@@ -213,6 +219,8 @@ def _schema_changes(
     name: str, newest: StreamSchema | None, columns: list[str]
 ) -> Iterator[_Change]:
     """Yield the change of a stream's columns, if there is one."""
+    from sbp_core.records import compare_schemas, merge_schemas
+    from sbp_core.records.column_text import parse_columns
 
     def evolve(client: Client) -> None:
         (info,) = client.describe_streams([name])

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from sbp_core.backup.format import BackupError, Manifest
-from sbp_core.backup.restoring import Restored, restore_backup
-from sbp_core.backup.storage import BackupStorage
-from sbp_core.backup.taking import Progress, Taken, take_backup
-from sbp_core.backup.upkeep import (
-    Pruned,
-    backup_ids,
-    check_backup,
-    find_prunable,
-    newest_or,
-    prune,
-    read_manifest,
-)
 from sbp_core.cli.commands import Actions, Command
 from sbp_core.cli.confirming import write_effects, yes_option
-from sbp_core.cli.connect import PATIENT, connect, connecting
+from sbp_core.cli.connect import PATIENT_MS, async_client, connect
 from sbp_core.cli.options import POSITIVE, SIZE, ClientOptions, client_options, json_option
 from sbp_core.cli.output import (
     one_line,
@@ -35,10 +22,14 @@ from sbp_core.cli.output import (
     write_table,
 )
 from sbp_core.cli.progress import BYTES, OnProgress, progress
-from sbp_core.client import AsyncClient
 from sbp_core.quantities import round_size
-from sbp_core.session.negotiation import RequestedFeatures
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.backup.format import BackupError, Manifest
+    from sbp_core.backup.restoring import Restored
+    from sbp_core.backup.taking import Progress, Taken
+    from sbp_core.backup.upkeep import Pruned
 
 _PLACE_HELP: Final = (
     "Directory, or s3://BUCKET/PREFIX with credentials in the environment (AWS_ACCESS_KEY_ID,"
@@ -71,8 +62,11 @@ def create(options: ClientOptions, place: str, bytes_per_second: int) -> int:
     """
 
     async def take() -> Taken:
+        from sbp_core.backup.storage import BackupStorage
+        from sbp_core.backup.taking import take_backup
+
         opened = BackupStorage.open(place, is_new=True)
-        async with _client(options) as client:
+        async with async_client(options, PATIENT_MS) as client:
             with progress(BYTES) as report:
                 return await take_backup(
                     client,
@@ -104,6 +98,9 @@ def list_backups(place: str, *, json: bool) -> int:
     """List the backups in a place, the oldest first."""
 
     async def read() -> list[Manifest]:
+        from sbp_core.backup.storage import BackupStorage
+        from sbp_core.backup.upkeep import backup_ids, read_manifest
+
         opened = BackupStorage.open(place)
         return [await read_manifest(opened, each) for each in await backup_ids(opened)]
 
@@ -124,6 +121,9 @@ def check(place: str, backup_id: str | None, *, json: bool) -> int:
     """Read all of a backup, and compare the checksums. Exit code 1 for damage."""
 
     async def read() -> tuple[Manifest, list[BackupError]]:
+        from sbp_core.backup.storage import BackupStorage
+        from sbp_core.backup.upkeep import check_backup, newest_or, read_manifest
+
         opened = BackupStorage.open(place)
         manifest = await read_manifest(opened, await newest_or(opened, backup_id))
         with progress(BYTES) as report:
@@ -155,6 +155,9 @@ def prune_backups(place: str, keep: int, *, json: bool, yes: bool) -> int:
     """
 
     async def remove() -> Pruned:
+        from sbp_core.backup.storage import BackupStorage
+        from sbp_core.backup.upkeep import find_prunable, prune
+
         return await (prune if yes else find_prunable)(BackupStorage.open(place), keep)
 
     pruned = asyncio.run(remove())
@@ -184,9 +187,14 @@ def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
     """
 
     async def copy() -> tuple[Manifest, Restored]:
+        from sbp_core.backup.restoring import restore_backup
+        from sbp_core.backup.storage import BackupStorage
+        from sbp_core.backup.upkeep import newest_or, read_manifest
+
         opened = BackupStorage.open(place)
         manifest = await read_manifest(opened, await newest_or(opened, backup_id))
-        async with _client(options, manifest.backup_id) as client:
+        restoring = manifest.backup_id
+        async with async_client(options, PATIENT_MS, restoring=restoring) as client:
             with progress(BYTES) as report:
                 on_progress = _shower(report)
                 restored = await restore_backup(client, opened, manifest, on_progress=on_progress)
@@ -208,14 +216,6 @@ def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
     for text in _left_out(manifest):
         write_notice(text)
     return 0
-
-
-def _client(options: ClientOptions, restoring: str = "") -> AsyncClient:
-    return AsyncClient(
-        options.endpoint,
-        connecting=connecting(options, RequestedFeatures(restoring=restoring)),
-        retry=PATIENT,
-    )
 
 
 def _shower(report: OnProgress) -> Callable[[Progress], None]:

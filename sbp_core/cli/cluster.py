@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -23,8 +23,10 @@ from sbp_core.cli.output import (
     write_result,
     write_table,
 )
-from sbp_core.client import Client, ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from sbp_core.client import Client, ClusterInfo, PlacementDriverInfo, RangeServerInfo
 
 _DRIVERS: Final = ("PLACEMENT DRIVER", "ROLE", "STATE")
 _SERVERS: Final = (

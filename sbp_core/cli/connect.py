@@ -1,7 +1,11 @@
-"""Connecting to a cluster, for all subcommands of a client."""
+"""Connecting to a cluster, for all subcommands of a client.
+
+The functions import the client, so that `--help` of a command does without it.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -9,31 +13,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.shell_completion import CompletionItem
 
 from sbp_core import limits
 from sbp_core.cli.options import DEFAULT_ENDPOINT, ClientOptions, TlsOptions
-from sbp_core.client import (
-    Client,
-    Connecting,
-    Credentials,
-    Reach,
-    RetryPolicy,
-    StreamInfo,
-    Tls,
-)
 from sbp_core.errors import ConfigurationError, NotFoundError, SbpError
-from sbp_core.session.negotiation import NO_FEATURES, RequestedFeatures
 
-PROMPT: Final = RetryPolicy(budget_ms=limits.CONNECT_TIMEOUT_MS)
-"""For a question of an interactive user: fails after seconds."""
-PATIENT: Final = RetryPolicy(budget_ms=limits.OUTAGE_MS)
-"""For a transfer: survives an outage of the servers."""
-AT_ONCE: Final = RetryPolicy(budget_ms=500)
-"""For a question that nobody asked: what helps a user who waits for something else."""
+if TYPE_CHECKING:
+    from sbp_core.client import AsyncClient, Client, Connecting, Credentials, Reach, StreamInfo
+
+PROMPT_MS: Final = limits.CONNECT_TIMEOUT_MS
+"""The patience for a question of an interactive user: it fails after seconds."""
+PATIENT_MS: Final = limits.OUTAGE_MS
+"""The patience for a transfer, which survives an outage of the servers."""
+_AT_ONCE_MS: Final = 500
+"""The patience for a question that nobody asked: what helps a user who waits for something else."""
 _NUMBERED: Final = re.compile(r"\bstream (\d{1,18})\b", re.ASCII)
 _ABSENT: Final = re.compile(r"\bstream '([^']+)'")
 _ANSWER_MS: Final = 3_000
@@ -43,13 +40,15 @@ _TOKEN_VARIABLE: Final = "SBP_TOKEN"  # noqa: S105 - the name of the variable
 
 
 @contextmanager
-def connect(options: ClientOptions, retry: RetryPolicy = PROMPT) -> Iterator[Client]:
+def connect(
+    options: ClientOptions, patience_ms: float = PROMPT_MS, *, first_ms: float = math.inf
+) -> Iterator[Client]:
     """Yield a client of the cluster at --endpoint. Raises SbpError without an answer.
 
-    An error in the body gets notes: the names of streams that it has the ids of, and names that are
-    close to an unknown one.
+    `patience_ms` and `first_ms` are the budgets of a RetryPolicy. An error in the body gets notes:
+    the names of streams that it has the ids of, and names that are close to an unknown one.
     """
-    with Client(options.endpoint, connecting=connecting(options), retry=retry) as client:
+    with _client(options, patience_ms, first_ms) as client:
         client.ping()
         try:
             yield client
@@ -57,6 +56,24 @@ def connect(options: ClientOptions, retry: RetryPolicy = PROMPT) -> Iterator[Cli
             for note in _notes(error, options):
                 error.add_note(note)
             raise
+
+
+def _client(options: ClientOptions, patience_ms: float, first_ms: float = math.inf) -> Client:
+    from sbp_core.client import Client, RetryPolicy
+
+    retry = RetryPolicy(patience_ms, first_ms)
+    return Client(options.endpoint, connecting=connecting(options), retry=retry)
+
+
+def async_client(
+    options: ClientOptions, patience_ms: float, *, restoring: str = "", **settings: Any
+) -> AsyncClient:
+    """Return a client for asyncio, which has not connected yet."""
+    from sbp_core.client import AsyncClient, RetryPolicy
+
+    retry = RetryPolicy(patience_ms)
+    how = connecting(options, restoring)
+    return AsyncClient(options.endpoint, connecting=how, retry=retry, **settings)
 
 
 def suggestion(names: Iterable[str], known: Sequence[str]) -> str:
@@ -73,7 +90,7 @@ def _notes(error: SbpError, options: ClientOptions) -> list[str]:
         return []
     try:
         # The caller's client may be a patient one: it would wait for servers that are down.
-        with Client(options.endpoint, connecting=connecting(options), retry=AT_ONCE) as client:
+        with _client(options, _AT_ONCE_MS) as client:
             found = client.find_streams([*ids]) if ids else []
             known = [each.name for each in client.list_streams() if each.name] if absent else []
     except SbpError:
@@ -82,17 +99,21 @@ def _notes(error: SbpError, options: ClientOptions) -> list[str]:
     return [*notes, *filter(None, [suggestion(absent, known)])]
 
 
-def connecting(options: TlsOptions, features: RequestedFeatures = NO_FEATURES) -> Connecting:
-    """Return how the options of a client let it connect."""
+def connecting(options: TlsOptions, restoring: str = "") -> Connecting:
+    """Return how the options of a client let it connect, also to restore the backup of an id."""
+    from sbp_core.client import Connecting, RequestedFeatures, Tls
+
     files = (options.tls_ca, options.tls_cert, options.tls_key)
     return Connecting(
-        features=features,
+        features=RequestedFeatures(restoring=restoring),
         tls=Tls(*files) if any(files) else None,
         credentials=_maybe_credentials(options.token_file),
     )
 
 
 def _maybe_credentials(token_file: str | None) -> Credentials | None:
+    from sbp_core.client import Credentials
+
     if token_file is not None:
         return Credentials(token_file)
     return Credentials(token_env=_TOKEN_VARIABLE) if os.environ.get(_TOKEN_VARIABLE) else None
@@ -156,7 +177,7 @@ def _find_names(given: Mapping[str, Any], prefix: str) -> list[str]:
     files: dict[str, Any] = {each.name: given.get(each.name) for each in fields(TlsOptions)}
     options = ClientOptions(**files, endpoint=given.get("endpoint") or DEFAULT_ENDPOINT)
     try:
-        with connect(options, AT_ONCE) as client:
+        with connect(options, _AT_ONCE_MS) as client:
             names = [each.name for each in client.list_streams()]
     except SbpError:
         return []

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,10 +15,11 @@ from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import connect, find_reach, suggestion
 from sbp_core.cli.options import ClientOptions, client_options
 from sbp_core.cli.output import write_json, write_table
-from sbp_core.client import Client, CursorInfo
-from sbp_core.client.types import GroupDescription
 from sbp_core.errors import NotFoundError, UnsupportedError
 from sbp_core.operating.cursor_lag import Lag, measure_group, unread_offsets
+
+if TYPE_CHECKING:
+    from sbp_core.client import Client, CursorInfo, GroupDescription
 
 _HEADING = ("STREAM", "ID", "CURSOR", "TAIL", "LAG", "BEHIND", "COMMITTED", "MEMBER", "")
 
@@ -90,6 +92,8 @@ def describe_members(client: Client, group: str) -> GroupDescription:
     try:
         return client.describe_group(group)
     except UnsupportedError:
+        from sbp_core.client import GroupDescription
+
         return GroupDescription(group, -1, ())
 
 

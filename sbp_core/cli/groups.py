@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -22,8 +22,6 @@ from sbp_core.cli.group_lag import (
 )
 from sbp_core.cli.options import POSITION, ClientOptions, client_options
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
-from sbp_core.client import Client, CursorInfo
-from sbp_core.client.types import GroupDescription
 from sbp_core.errors import NotFoundError, RefusedError, SbpError, StatusCode
 from sbp_core.operating.cursor_moves import (
     MoveRow,
@@ -35,6 +33,9 @@ from sbp_core.operating.cursor_moves import (
 )
 from sbp_core.operating.stream_position import Position
 from sbp_core.wording import counted, listed
+
+if TYPE_CHECKING:
+    from sbp_core.client import Client, CursorInfo, GroupDescription
 
 _MEMBERS: Final = ("MEMBER", "SUBJECT", "SUBSCRIBED TO", "READS", "GIVES UP")
 _MOVES: Final = ("STREAM", "ID", "FROM", "TO", "DIFFERENCE", "EFFECT")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sbp_core.cli.commands import CommandWithActions
-from sbp_core.cli.connect import PATIENT, connecting
-from sbp_core.cli.options import DURATION_MS, PATH, SIZE, ClientOptions, client_options
+from sbp_core.cli.connect import PATIENT_MS, PROMPT_MS, async_client
+from sbp_core.cli.options import DURATION_MS, PATH, SIZE, ClientOptions, client_options, declaring
 from sbp_core.cli.output import write_json, write_table
-from sbp_core.cli.server_options import process_options
+from sbp_core.cli.server_options import setting_option
 from sbp_core.cli.serving import ReadyFile, announce, watch_signals
 from sbp_core.errors import ConfigurationError
 from sbp_core.lake.catalog import open_catalog
+from sbp_core.settings.configuration import ProcessSettings, settings_of
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -31,8 +31,8 @@ _WAREHOUSE: Final = "sbp-lake"
 _HEADING: Final = ("STREAM", "TABLE", "LANDED", "LAG", "BEHIND", "FILES", "BYTES", "ERROR")
 
 
-def _catalog_options(run: Callable[..., int]) -> Callable[..., int]:
-    options = (
+_catalog_options: Final = declaring(
+    [
         click.option(
             "--catalog",
             metavar="NAME",
@@ -45,10 +45,8 @@ def _catalog_options(run: Callable[..., int]) -> Callable[..., int]:
             help="Folder of the tables and of a catalog in SQLite, without --catalog."
             f" [default: {_WAREHOUSE}]",
         ),
-    )
-    for each in reversed(options):
-        run = each(run)
-    return run
+    ]
+)
 
 
 @click.command(cls=CommandWithActions, example="sbp lake --warehouse tables")
@@ -71,7 +69,7 @@ def _catalog_options(run: Callable[..., int]) -> Callable[..., int]:
     default="1d",
     help="Keep old snapshots of a table, and their files, for so long. [default: 1d]",
 )
-@process_options("ready_file")[0]
+@setting_option(settings_of(ProcessSettings)["ready_file"])
 @client_options
 def lake(
     options: ClientOptions,
@@ -135,16 +133,13 @@ def _row(found: LakeStatus) -> tuple[str, ...]:
 async def _serve(
     options: ClientOptions, catalog: Catalog, settings: dict[str, Any], ready: ReadyFile
 ) -> None:
-    from sbp_core.client import AsyncClient
     from sbp_core.lake.landing import LandingSettings
     from sbp_core.lake.service import Lake
 
     stopping = asyncio.get_running_loop().create_future()
     watch_signals(stopping)
     ready.remove()
-    async with AsyncClient(
-        options.endpoint, connecting=connecting(options), retry=PATIENT
-    ) as client:
+    async with async_client(options, PATIENT_MS) as client:
         running = asyncio.create_task(
             Lake(client, catalog, LandingSettings(**settings)).run(), name="lake"
         )
@@ -160,10 +155,9 @@ async def _serve(
 
 
 async def _statuses(options: ClientOptions, catalog: Catalog) -> list[LakeStatus]:
-    from sbp_core.client import AsyncClient
     from sbp_core.lake.service import find_targets
     from sbp_core.lake.status import find_status
 
-    async with AsyncClient(options.endpoint, connecting=connecting(options)) as client:
+    async with async_client(options, PROMPT_MS) as client:
         targets = await find_targets(client)
         return [await find_status(client, catalog, each.stream, each.table) for each in targets]

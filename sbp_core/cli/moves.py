@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from sbp_core import limits
 from sbp_core.cli.commands import Command
 from sbp_core.cli.confirming import yes_option
-from sbp_core.cli.connect import PROMPT, STREAM, connect, find_stream, titled
+from sbp_core.cli.connect import PROMPT_MS, STREAM, connect, find_stream, titled
 from sbp_core.cli.options import SIZE, ClientOptions, Value, client_options
 from sbp_core.cli.output import write_json, write_line, write_notice, write_table
 from sbp_core.cli.progress import progress
-from sbp_core.client import Client, RetryPolicy
 from sbp_core.errors import ConfigurationError
 from sbp_core.operating.balancing import (
     OPEN,
@@ -26,9 +25,11 @@ from sbp_core.operating.balancing import (
     plan_stream,
     shares,
 )
-from sbp_core.operating.moving import read_ranges, read_servers, run_moves
 from sbp_core.quantities import is_offset, quoted, round_size
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.client import Client
 
 _RATE: Final = 64 * limits.MIB
 _SHARES: Final = (
@@ -44,8 +45,6 @@ _SHARES: Final = (
 _ROUNDS: Final = 4
 """How often the cluster is looked at again for what is still to be moved."""
 _FAILED: Final = 1
-_PATIENT: Final = RetryPolicy(first_ms=PROMPT.budget_ms)
-"""Outlasts a placement driver that is busy, or fails over."""
 
 
 def _parse_ids(text: str) -> tuple[int, ...]:
@@ -79,7 +78,9 @@ def balance(options: ClientOptions, *, yes: bool, rate: int) -> int:
     While records are appended the shares change: a second call may find more to move. An interrupt
     leaves replicas too many, at most: call it again to go on.
     """
-    with connect(options, _PATIENT) as client, _resumable():
+    from sbp_core.operating.moving import read_ranges, read_servers
+
+    with _resuming(options) as client:
         servers, ranges = read_servers(client), read_ranges(client)
         moves = plan_balance(servers, ranges)
         if options.json:
@@ -119,7 +120,9 @@ def move(options: ClientOptions, stream: str, *, server_ids: tuple[int, ...], ra
     The stream goes on there in a new range, and its sealed ranges with several replicas are copied.
     Sealed ranges with one replica stay where they are. `sbp cluster` lists the servers.
     """
-    with connect(options, _PATIENT) as client, _resumable():
+    from sbp_core.operating.moving import read_ranges
+
+    with _resuming(options) as client:
         info = find_stream(client, stream)
         ranges = read_ranges(client, [info.stream_id])
         moves = plan_stream(ranges, server_ids)
@@ -138,10 +141,14 @@ def move(options: ClientOptions, stream: str, *, server_ids: tuple[int, ...], ra
 
 
 @contextmanager
-def _resumable() -> Iterator[None]:
-    """Say how to go on if the body is interrupted."""
+def _resuming(options: ClientOptions) -> Iterator[Client]:
+    """Yield a client. Say how to go on if the body is interrupted.
+
+    The client outlasts a placement driver that is busy, or fails over.
+    """
     try:
-        yield
+        with connect(options, limits.RETRY_BUDGET_MS, first_ms=PROMPT_MS) as client:
+            yield client
     except KeyboardInterrupt:
         write_notice("interrupted: not all ranges are moved; repeat the command to go on")
         raise
@@ -149,6 +156,8 @@ def _resumable() -> Iterator[None]:
 
 def _run(client: Client, moves: Sequence[Move], rate: int, *, is_json: bool) -> bool:
     """Move ranges, showing how far that is; return whether some were not moved."""
+    from sbp_core.operating.moving import run_moves
+
     if not rate:
         raise ConfigurationError("--rate 0 copies nothing: give one, such as 10MiB")
     if not moves:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -111,6 +111,8 @@ TIMESTAMP: Final = Value("TIME", quantities.parse_timestamp)
 P = ParamSpec("P")
 O = TypeVar("O")  # noqa: E741 - options
 
+Declare: TypeAlias = Callable[[Callable[..., int]], Callable[..., int]]
+"""A decorator that declares options of the command that a function runs."""
 DEFAULT_ENDPOINT: Final = "127.0.0.1:12378"
 
 
@@ -169,6 +171,11 @@ def _want_json(context: click.Context, _: click.Parameter, is_wanted: bool) -> b
     return is_wanted
 
 
+def declaring(options: Sequence[Declare]) -> Declare:
+    """Return a decorator that declares options, which `--help` shows in this order."""
+    return lambda run: functools.reduce(lambda done, option: option(done), reversed(options), run)
+
+
 json_option: Final = click.option(
     "--json",
     is_flag=True,
@@ -196,7 +203,7 @@ def tls_options(run: Callable[Concatenate[TlsOptions, P], int]) -> Callable[P, i
 
 def _collected(
     kind: type[O],
-    options: Sequence[Callable[[Callable[..., int]], Callable[..., int]]],
+    options: Sequence[Declare],
     run: Callable[Concatenate[O, P], int],
 ) -> Callable[P, int]:
     names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
@@ -206,7 +213,4 @@ def _collected(
         own = {name: given.pop(name) for name in names if name in given}
         return run(kind(**own), **given)  # type: ignore[call-arg]
 
-    declared: Callable[..., int] = collect
-    for each in reversed(options):
-        declared = each(declared)
-    return declared
+    return declaring(options)(collect)

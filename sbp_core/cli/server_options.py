@@ -1,24 +1,20 @@
-"""The options of commands that run servers, made from the declarations of their settings.
+"""The options of commands that serve, made from the declarations of their settings.
 
 An option that is not given is None, or an empty tuple: the configuration file may set it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import MISSING, Field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import click
 
-from sbp_core.cli.options import INTEGER, PATH
-from sbp_core.settings.configuration import Configuration, ProcessSettings, settings_of
+from sbp_core.cli.options import INTEGER, PATH, Declare, declaring
+from sbp_core.settings.configuration import Configuration, settings_of
 from sbp_core.settings.declaration import setting_of
 from sbp_core.settings.listening import ListenerSettings
-
-Run: TypeAlias = Callable[..., int]
-Declare: TypeAlias = Callable[[Run], Run]
 
 HANG_UP_HELP: Final = (
     "SIGHUP reads the files of TLS and of keys again, quotas, and level and form of the log in the"
@@ -70,17 +66,10 @@ def server_options(configuration: Configuration[Any]) -> Declare:
         if setting_of(each).option
     ]
     about = f"Settings in TOML; conf/{configuration.file_name} names all of them."
-    options += [click.option("--config", type=PATH, help=about), _UNTIL_STDIN_CLOSES]
-
-    def declare(run: Run) -> Run:
-        for option in reversed(options):
-            run = option(run)
-        return run
-
-    return declare
+    options.append(click.option("--config", type=PATH, help=about))
+    return declaring([*options, _UNTIL_STDIN_CLOSES])
 
 
-def process_options(*names: str) -> list[Declare]:
-    """Return the options of settings that commands have too which run no range servers."""
-    declared = settings_of(ProcessSettings)
-    return [setting_option(declared[name]) for name in names or declared]
+def settings_options(*classes: type) -> list[Declare]:
+    """Return the options of the settings that classes declare."""
+    return [setting_option(each) for one in classes for each in settings_of(one).values()]

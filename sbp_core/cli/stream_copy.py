@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from sbp_core import limits
-from sbp_core.app.blocking import Committer
 from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import STREAM, checked_new_name, connect, find_reach, find_stream, titled
 from sbp_core.cli.options import (
@@ -21,7 +20,6 @@ from sbp_core.cli.options import (
 )
 from sbp_core.cli.output import write_notice, write_result
 from sbp_core.cli.progress import progress
-from sbp_core.client import Client, FetchItem, Reach, RetryPolicy, StreamInfo, StreamSpec
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -29,10 +27,13 @@ from sbp_core.errors import (
     SbpError,
     SchemaError,
 )
-from sbp_core.operating.batch_copies import copied_batches
 from sbp_core.operating.stream_position import Position, PositionKind, check_order, find_offset
-from sbp_core.records import StreamSchema
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.app.blocking import Committer
+    from sbp_core.client import Client, Reach, StreamInfo
+    from sbp_core.records import StreamSchema
 
 _COMMIT_BYTES: Final = 4 * limits.MIB
 """How much is committed at a time; the batches of a commit are kept in memory."""
@@ -85,8 +86,10 @@ def copy(
     A POSITION is earliest, latest, an offset, -N (N records before the tail), a time of append such
     as 2025-01-31T09:30 (UTC), or one before now: -90s, -10m, -12h, -7d.
     """
+    from sbp_core.app.blocking import Committer
+
     check_order(start, end)
-    with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
+    with connect(options, retry_for) as client:
         info = find_stream(client, source)
         if create:
             _create(client, info, target)
@@ -153,6 +156,9 @@ class _Copying:
                 self._copy_some(end)
 
     def _copy_some(self, end: int) -> None:
+        from sbp_core.client import FetchItem
+        from sbp_core.operating.batch_copies import copied_batches
+
         start = self._committer.position
         item = FetchItem(self._source.stream_id, start, end, _COMMIT_BYTES)
         (outcome,) = self._client.fetch([item], max_wait_ms=_WAIT_MS)
@@ -171,6 +177,8 @@ class _Copying:
 
 def _create(client: Client, info: StreamInfo, name: str) -> None:
     """Create a stream that keeps records as another one does, unless it is there."""
+    from sbp_core.client import StreamSpec
+
     spec = StreamSpec(
         checked_new_name(name),
         replica_count=info.replica_count,

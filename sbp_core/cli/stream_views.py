@@ -5,44 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from sbp_core import limits
-from sbp_core.app.positions import Selection
 from sbp_core.cli.commands import Command
-from sbp_core.cli.connect import (
-    STREAM,
-    connect,
-    find_reach,
-    find_sizes,
-    parse_stream,
-    titled,
-)
+from sbp_core.cli.connect import STREAM, connect, find_reach, find_sizes, parse_stream, titled
 from sbp_core.cli.group_lag import show_age
 from sbp_core.cli.options import ClientOptions, client_options
-from sbp_core.cli.output import (
-    one_line,
-    show_time,
-    write_json,
-    write_line,
-    write_table,
-)
-from sbp_core.client import (
-    Client,
-    RangeInfo,
-    Reach,
-    SchemaVersion,
-    StreamInfo,
-    newest_schemas,
-)
-from sbp_core.errors import (
-    NotFoundError,
-    PermissionDeniedError,
-    SchemaError,
-)
+from sbp_core.cli.output import one_line, show_time, write_json, write_line, write_table
+from sbp_core.errors import NotFoundError, PermissionDeniedError, SchemaError
 from sbp_core.quantities import round_size, show_retention
-from sbp_core.records.stream_schema import name_text
+
+if TYPE_CHECKING:
+    from sbp_core.app.positions import Selection
+    from sbp_core.client import Client, RangeInfo, Reach, SchemaVersion, StreamInfo
 
 _HEADING = ("ID", "NAME", "RECORDS", "SIZE", "LAST APPEND", "REPLICAS", "RETENTION", "CREATED")
 
@@ -99,6 +77,8 @@ class _Listed:
 @client_options
 def list_streams(options: ClientOptions, patterns: Sequence[str]) -> int:
     """List streams, by id: all, or those with these names, or that match orders-*."""
+    from sbp_core.app.positions import Selection
+
     selection = Selection.of(patterns) if patterns else None
     with connect(options) as client:
         found = _find(client, selection)
@@ -206,6 +186,8 @@ def _newest_schemas(
     client: Client, stream_ids: Sequence[int]
 ) -> dict[int, SchemaVersion | SchemaError]:
     """Return each stream's newest schema, or why it cannot be read: it may be a later release's."""
+    from sbp_core.client import newest_schemas
+
     found: dict[int, SchemaVersion | SchemaError] = {}
     try:
         found.update(newest_schemas(client, stream_ids))
@@ -252,6 +234,8 @@ def _write_stream(
     if isinstance(schema, SchemaError):
         write_line(f"  schema     {one_line(str(schema))}")
     elif schema is not None:
+        from sbp_core.records.stream_schema import name_text
+
         columns = ", ".join(map(name_text, schema.schema.arrow.names))
         write_line(f"  schema     version {schema.version}: {columns}")
 

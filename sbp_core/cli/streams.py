@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -30,25 +30,17 @@ from sbp_core.cli.options import (
     Value,
     client_options,
 )
-from sbp_core.cli.output import (
-    one_line,
-    write_notice,
-    write_result,
-)
+from sbp_core.cli.output import one_line, write_notice, write_result
 from sbp_core.cli.stream_copy import copy
 from sbp_core.cli.stream_views import describe_streams, list_streams, retention_of, show_replicas
-from sbp_core.client import (
-    Client,
-    Reach,
-    StreamInfo,
-    StreamSpec,
-    StreamUpdate,
-)
 from sbp_core.errors import ConfigurationError, NoRangeServerError, SbpError
 from sbp_core.lake import TABLE_PROPERTY, TRIM_PROPERTY
 from sbp_core.operating.stream_position import Position, PositionKind, find_offset
 from sbp_core.quantities import parse_duration_ms, quoted
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.client import Client, Reach, StreamInfo
 
 
 def check_lake(client: Client, ref: int | str, table: str) -> None:
@@ -151,6 +143,8 @@ def create(
 
     Those that are created are shown, also if others are refused.
     """
+    from sbp_core.client import StreamSpec
+
     names = [name]
     if count is not None:
         if count > limits.STREAMS_PER_REQUEST_MAX:
@@ -319,6 +313,8 @@ def update(
     trim_after: str | None,
 ) -> int:
     """Change a stream's replicas, retention, name or properties, or all of that at once."""
+    from sbp_core.client import StreamUpdate
+
     for key, given in ((TABLE_PROPERTY, lake), (TRIM_PROPERTY, trim_after)):
         if given == "off":
             removed = [*removed, key]
@@ -368,6 +364,8 @@ def trim(options: ClientOptions, stream: str, offset: int, *, yes: bool) -> int:
     on. Readers below OFFSET get an error with the new start of the stream. OFFSET may not be beyond
     the end of the stream.
     """
+    from sbp_core.client import Reach
+
     with connect(options) as client:
         info = find_stream(client, stream)
         if not yes:

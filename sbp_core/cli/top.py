@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from sbp_core.cli.commands import Command
-from sbp_core.cli.connect import PROMPT, connecting
+from sbp_core.cli.connect import PROMPT_MS, async_client
 from sbp_core.cli.options import ClientOptions, client_options
 from sbp_core.cli.output import one_line, write_json, write_line, write_table
-from sbp_core.client import AsyncClient, ClusterInfo, RangeServerInfo
 from sbp_core.errors import PermissionDeniedError, SbpError, UnsupportedError
-from sbp_core.operating.samples import PERIOD_SECONDS, Samples, Sampling
 from sbp_core.quantities import round_size
 from sbp_core.wording import counted, escape
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from sbp_core.client import AsyncClient, ClusterInfo, RangeServerInfo
+    from sbp_core.operating.samples import Samples
 
 
 N = TypeVar("N", int, float)
@@ -183,9 +184,7 @@ def top(options: ClientOptions, *, once: bool) -> int:
     q or Ctrl-C ends it. The lag of a stream is that of the group that is most behind there.
     """
     is_live = not once and not options.json and sys.stdout.isatty()
-    client = AsyncClient(
-        options.endpoint, connecting=connecting(options), retry=PROMPT, timeout_ms=_CALL_MS
-    )
+    client = async_client(options, PROMPT_MS, timeout_ms=_CALL_MS)
     if is_live:
         asyncio.run(_watch(client, options.endpoint))
         return 0
@@ -203,6 +202,8 @@ def top(options: ClientOptions, *, once: bool) -> int:
 
 async def _look(client: AsyncClient) -> TopView:
     """Return the view of two samples. Raises SbpError."""
+    from sbp_core.operating.samples import Sampling
+
     async with client:
         await client.ping()
         sampling = Sampling(client, sizes_seconds=0)
@@ -215,6 +216,8 @@ async def _look(client: AsyncClient) -> TopView:
 async def _watch(client: AsyncClient, endpoint: str) -> None:
     """Show the view until somebody presses q. Raises SbpError if the first sample fails."""
     from rich.live import Live
+
+    from sbp_core.operating.samples import PERIOD_SECONDS, Sampling
 
     async with client:
         await client.ping()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +16,11 @@ from sbp_core.cli.confirming import write_effects, yes_option
 from sbp_core.cli.connect import connect
 from sbp_core.cli.options import NUMBER, ClientOptions, client_options
 from sbp_core.cli.output import write_json, write_notice, write_table
-from sbp_core.client import Client, TxnInfo, TxnPart
 from sbp_core.operating.txn_advice import loss_lines
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.client import Client, TxnInfo, TxnPart
 
 _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACTION", "SERVER")
 

@@ -8,18 +8,18 @@ import logging
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import click
 
-from sbp_core import __version__, limits, tls, tls_expiry
+from sbp_core import __version__, tls, tls_expiry
 from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import connecting
-from sbp_core.cli.options import INTEGER, PATH, ClientOptions, transfer_options
-from sbp_core.cli.server_options import Declare, Run, process_options
+from sbp_core.cli.options import ClientOptions, Declare, declaring, transfer_options
+from sbp_core.cli.server_options import settings_options
 from sbp_core.cli.serving import ReadyFile, announce, logged_process, watch_signals
-from sbp_core.errors import ConfigurationError
 from sbp_core.settings.configuration import ProcessSettings, given_values, settings_of
+from sbp_core.settings.web_settings import ConsoleSettings, HttpSettings, WebSettings
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -28,69 +28,36 @@ if TYPE_CHECKING:
     from sbp_core.cli.service_manager import ServiceManager
     from sbp_core.client import AsyncClient, Connecting
     from sbp_core.web.callers import Callers
-    from sbp_core.web.web_settings import WebSettings
-
 
 _LOG: Final = logging.getLogger(__name__)
 _GRACE_SECONDS: Final = 10.0
 """How long requests may take that are under way at a stop."""
-HTTP_PORT: Final = 12381
-CONSOLE_PORT: Final = 12380
 
 
-def web_options(default_port: int) -> Declare:
+def _web_options(settings: type[WebSettings]) -> Declare:
     """Return a decorator that declares the options of a command that serves HTTP.
 
-    The command gets them as two arguments: ClientOptions, and the others by name.
+    The command gets ClientOptions, and the other options by name.
     """
-    options: list[Declare] = [
-        click.option(
-            "--host",
-            default="127.0.0.1",
-            metavar="HOST",
-            help="Interface to listen on. [default: 127.0.0.1]",
-        ),
-        click.option(
-            "--port",
-            type=INTEGER,
-            default=default_port,
-            metavar="PORT",
-            help=f"Port to listen on; 0 picks a free one. [default: {default_port}]",
-        ),
-        click.option(
-            "--https-cert",
-            type=PATH,
-            help="Speak HTTPS only, with the certificate in this file, and its chain.",
-        ),
-        click.option("--https-key", type=PATH, help="Key of that certificate."),
-        click.option(
-            "--insecure",
-            is_flag=True,
-            help="Listen where other machines connect to, though requests need no token.",
-        ),
-        *process_options(),
-    ]
+    options = declaring(settings_options(settings, ProcessSettings))
+    return lambda run: options(transfer_options(run))
 
-    def declare(run: Run) -> Run:
-        run = transfer_options(run)
-        for option in reversed(options):
-            run = option(run)
-        return run
 
-    return declare
+W = TypeVar("W", bound=WebSettings)
 
 
 @dataclass(frozen=True, slots=True)
-class WebService:
+class WebService(Generic[W]):
     """A command that serves HTTP until a signal.
 
-    `name` is the word of the command, and the key in the ready file. `make` returns the
-    application; its answers that have no end of their own end when the event is set. With
-    `has_sessions`, browsers may log in. `make_client` is that of `Callers`.
+    `name` is the word of the command, and the key in the ready file. `settings` declares the
+    options of the command. `make` returns the application, whose endless answers end when the event
+    is set. With `has_sessions`, browsers may log in. `make_client` is for `Callers`.
     """
 
     name: str
-    make: Callable[[WebSettings, Callers, asyncio.Event], ASGIApp]
+    settings: type[W]
+    make: Callable[[W, Callers, asyncio.Event], ASGIApp]
     has_sessions: bool = False
     make_client: Callable[[str, Connecting], AsyncClient] | None = None
 
@@ -102,7 +69,9 @@ class WebService:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until files can be read again
         from sbp_core.server import runtime
 
-        settings = _settings(client, options)
+        given = given_values(settings_of(self.settings), options)
+        how = connecting(client)
+        settings = self.settings(endpoint=client.endpoint, connecting=how, **given)
         process = ProcessSettings(**given_values(settings_of(ProcessSettings), options))
         ready = ReadyFile(process.ready_file)
         server = f"{self.name} {settings.host}:{settings.port}"
@@ -111,13 +80,12 @@ class WebService:
         return 0
 
     async def _serve(
-        self, settings: WebSettings, ready: ReadyFile, log: ProcessLog, manager: ServiceManager
+        self, settings: W, ready: ReadyFile, log: ProcessLog, manager: ServiceManager
     ) -> None:
         from sbp_core.settings.listening import join_address
         from sbp_core.web.browsers import Sessions, of_this_host
         from sbp_core.web.callers import Callers
-        from sbp_core.web.http_listener import HttpListener
-        from sbp_core.web.web_settings import LIMITS
+        from sbp_core.web.http_listener import CALLER_LIMITS, HttpListener
 
         loop = asyncio.get_running_loop()
         stopping = loop.create_future()
@@ -129,7 +97,7 @@ class WebService:
         app = callers.counting(self.make(settings, callers, is_stopping))
         host = settings.host if settings.is_local else None
         listener = HttpListener(
-            *(of_this_host(app, host), LIMITS, settings.tls_contexts()),
+            *(of_this_host(app, host), CALLER_LIMITS, settings.tls_contexts()),
             name=f"sbp {self.name}",
             port_name="--port",
         )
@@ -157,24 +125,6 @@ class WebService:
             _LOG.info("server stops address=%s", address)
 
 
-def _settings(client: ClientOptions, options: Mapping[str, Any]) -> WebSettings:
-    from sbp_core.web.web_settings import WebSettings
-
-    files = (options["https_cert"], options["https_key"])
-    if any(files) and not all(files):
-        raise ConfigurationError("give --https-cert and --https-key, both or neither")
-    if not 0 <= options["port"] <= 65_535:
-        raise ConfigurationError(f"--port {options['port']} is not within 0..65535")
-    return WebSettings(
-        endpoint=client.endpoint,
-        connecting=connecting(client),
-        host=options["host"],
-        port=options["port"],
-        tls=tls.PublicTls(*files) if any(files) else None,
-        is_insecure=options["insecure"],
-    )
-
-
 async def _warn_of_expiry() -> None:
     while True:
         await asyncio.to_thread(tls_expiry.warn)
@@ -193,45 +143,27 @@ def _reload(log: ProcessLog, manager: ServiceManager) -> None:
     manager.reloaded()
 
 
-_BODY_BYTES_MAX: Final = 16 * limits.MIB
-_BODY_BYTES_LARGEST: Final = 64 * limits.MIB
-"""The memory for the bodies of all requests."""
-
-
 @click.command(cls=Command, example="sbp http --port 12381")
-@web_options(HTTP_PORT)
-@click.option(
-    "--body-bytes-max",
-    type=INTEGER,
-    default=_BODY_BYTES_MAX,
-    metavar="BYTES",
-    help=f"Largest body of a request, decompressed, up to {_BODY_BYTES_LARGEST}. [default:"
-    f" {_BODY_BYTES_MAX}]",
-)
-def http(client: ClientOptions, body_bytes_max: int, **given: Any) -> int:
+@_web_options(HttpSettings)
+def http(client: ClientOptions, **given: Any) -> int:
     """Serve records over HTTP, so that programs in any language append and read them.
 
     The paths are below /v1/streams, described by /v1/openapi.json. Each request is executed with
     the identity of its token. SIGHUP reads the files of TLS again, and opens the file of the log
     again.
     """
-    if not 1 <= body_bytes_max <= _BODY_BYTES_LARGEST:
-        raise ConfigurationError(
-            f"--body-bytes-max {body_bytes_max} is not within 1..{_BODY_BYTES_LARGEST}"
-        )
-
-    def make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
-        del settings
-        from sbp_core.web.records.api import records_app
-        from sbp_core.web.records.record_answers import Tails
-        from sbp_core.web.records.requests import Bodies
-
-        return records_app(callers, Bodies(body_bytes_max), Tails(stopping))
-
-    return WebService("http", make).run(client, given)
+    return _HTTP.run(client, given)
 
 
-def _make(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
+def _make_records(settings: HttpSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
+    from sbp_core.web.records.api import records_app
+    from sbp_core.web.records.record_answers import Tails
+    from sbp_core.web.records.requests import Bodies
+
+    return records_app(callers, Bodies(settings.body_bytes_max), Tails(stopping))
+
+
+def _make_console(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
     from sbp_core.web.console.app import make_app
     from sbp_core.web.console.histories import Sampler
     from sbp_core.web.console.site import Site
@@ -249,11 +181,14 @@ def _make_client(endpoint: str, connecting: Connecting) -> AsyncClient:
     return make_client(endpoint, connecting)
 
 
-_CONSOLE = WebService("console", _make, has_sessions=True, make_client=_make_client)
+_HTTP: Final = WebService("http", HttpSettings, _make_records)
+_CONSOLE: Final = WebService(
+    "console", ConsoleSettings, _make_console, has_sessions=True, make_client=_make_client
+)
 
 
 @click.command(cls=Command, example="sbp console --port 12380")
-@web_options(CONSOLE_PORT)
+@_web_options(ConsoleSettings)
 def console(client: ClientOptions, **given: Any) -> int:
     """Serve pages for a browser, about the cluster.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sbp_core.client.types import CursorInfo, Reach, StreamBounds, StreamInfo
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.client.types import CursorInfo, Reach, StreamBounds, StreamInfo
 
 
 @dataclass(frozen=True, slots=True)

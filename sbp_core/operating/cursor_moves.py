@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sbp_core.client import NO_CURSOR, CursorInfo, Reach, StreamInfo
 from sbp_core.errors import ConfigurationError, InvalidRequestError, SbpError
 from sbp_core.operating.stream_position import Position, PositionKind, find_offset, parse_position
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.client import CursorInfo, Reach, StreamInfo
 
 FIELDS_MAX: Final = 100
 """Streams of a group that have a field each. Larger groups have one field for all streams."""
@@ -35,6 +37,8 @@ class CursorMove:
     @property
     def is_deletion(self) -> bool:
         """Whether the group forgets the stream."""
+        from sbp_core.client import NO_CURSOR
+
         return self.new_offset == NO_CURSOR
 
 
@@ -114,6 +118,8 @@ def plan_deletion(
     cursors: Sequence[CursorInfo], infos: Mapping[int, StreamInfo], stream_ids: Sequence[int]
 ) -> list[MoveRow]:
     """Return a row for each cursor to delete: of these streams, or of all if none is named."""
+    from sbp_core.client import NO_CURSOR
+
     return [
         MoveRow(
             infos[cursor.stream_id].label if cursor.stream_id in infos else "-",

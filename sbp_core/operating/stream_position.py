@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sbp_core.client.types import Reach
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError, SbpError
 from sbp_core.quantities import is_offset, parse_duration_ms, parse_timestamp, quoted
+
+if TYPE_CHECKING:  # `sbp streams --help` imports this module, and no client
+    from sbp_core.client.types import Reach
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

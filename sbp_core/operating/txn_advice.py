@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sbp_core.client.types import TxnLoss
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.client.types import TxnLoss
 
 ADVICE: Final[Mapping[str, str]] = {
     "stuck": (

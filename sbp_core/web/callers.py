@@ -25,8 +25,8 @@ from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.identifying import NO_IDENTITIES
 from sbp_core.client.operations.calls import RetryPolicy
 from sbp_core.errors import ThrottledError, UnauthenticatedError
+from sbp_core.settings.web_settings import WebSettings
 from sbp_core.web.browsers import Sessions
-from sbp_core.web.web_settings import WebSettings
 
 CLIENTS_MAX: Final = 256
 IDLE_SECONDS: Final = 600.0

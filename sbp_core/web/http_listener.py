@@ -47,6 +47,17 @@ class HttpLimits:
     stall_seconds: float
 
 
+CALLER_LIMITS: Final = HttpLimits(
+    connections_max=1024,
+    head_bytes_max=32 * 1024,
+    arrival_seconds=20.0,
+    body_seconds=120.0,
+    answer_seconds=None,  # tails have no end; the server of an answer has deadlines of its own
+    stall_seconds=60.0,
+)
+"""The limits of `sbp http` and `sbp console`."""
+
+
 class Phase(enum.Enum):
     """A step of a connection, by what it waits for."""
 

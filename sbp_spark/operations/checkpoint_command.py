@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from json import dumps
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,21 +15,13 @@ from sbp_core.cli.commands import Actions
 from sbp_core.cli.connect import connect
 from sbp_core.cli.options import NUMBER, PATH, ClientOptions, TlsOptions, json_option, tls_options
 from sbp_core.cli.output import write_json, write_line, write_lines, write_result, write_table
-from sbp_core.client import Client, StreamBounds, StreamInfo
 from sbp_core.errors import ConfigurationError
 from sbp_core.wording import counted
-from sbp_spark.operations.checkpoint_files import (
-    Checkpoint,
-    Rewind,
-    SbpSource,
-    carry_out,
-    find_source,
-    find_sources,
-    open_checkpoint,
-    plan_rewind,
-    ways_back,
-)
-from sbp_spark.reading.offsets import SourceOffset, StreamPosition, find_gone
+
+if TYPE_CHECKING:
+    from sbp_core.client import Client, StreamBounds, StreamInfo
+    from sbp_spark.operations.checkpoint_files import Checkpoint, Rewind, SbpSource
+    from sbp_spark.reading.offsets import StreamPosition
 
 _HEADING: Final = ("ID", "STREAM", "READ TO", "BEGUN TO", "TAIL", "LAG", "")
 
@@ -66,6 +58,8 @@ def show(
     Also shown is the end of the batch that was begun last, and with --endpoint how far the query is
     behind.
     """
+    from sbp_spark.operations.checkpoint_files import find_source, open_checkpoint
+
     opened = open_checkpoint(folder)
     found_source = find_source(opened, source)
     with _maybe_connect(endpoint, files) as client:
@@ -119,6 +113,8 @@ def rewind(folder: str, to_batch: int | None, batches: int | None, *, yes: bool,
     First prints the batches that are repeated and the effect on sinks; changes nothing without
     --yes. The moved files are kept in a folder of the checkpoint.
     """
+    from sbp_spark.operations.checkpoint_files import carry_out, open_checkpoint, plan_rewind
+
     if (to_batch is None) == (batches is None):
         raise click.UsageError("give --to-batch or --batches, one of them")
     opened = open_checkpoint(folder)
@@ -155,6 +151,8 @@ def to_starting_offsets(folder: str, batch: int | None, source: str | None) -> i
 
     That is the position after the last committed batch, for the option startingOffsets.
     """
+    from sbp_spark.operations.checkpoint_files import find_source, open_checkpoint
+
     opened = open_checkpoint(folder)
     found = find_source(opened, source)
     chosen = found.last_committed if batch is None else batch
@@ -187,6 +185,8 @@ def _target(opened: Checkpoint, to_batch: int | None, batches: int | None) -> in
 
 def _effects(opened: Checkpoint, plan: Rewind) -> Iterator[str]:
     """Yield the lines about the effects of a rewind: repeated records, and sinks."""
+    from sbp_spark.operations.checkpoint_files import find_sources, ways_back
+
     sources = find_sources(opened)
     yield f"query {opened.query_id} continues after batch {plan.target}:"
     for source in sources:
@@ -261,6 +261,8 @@ def measure(source: SbpSource, client: Client | None = None) -> list[StreamProgr
 
     Raises CheckpointError, and SbpError of the client.
     """
+    from sbp_spark.reading.offsets import SourceOffset, find_gone
+
     last = source.last_committed
     committed = SourceOffset({}) if last is None else source.offset(last)
     done = {**committed.left_out, **committed.streams}

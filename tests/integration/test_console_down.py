@@ -9,12 +9,12 @@ import re
 import httpx
 
 from sbp_core.client import AppendItem, Connecting, StreamSpec
+from sbp_core.settings.web_settings import WebSettings
 from sbp_core.web.browsers import Sessions
 from sbp_core.web.callers import Callers
 from sbp_core.web.console.app import make_app
 from sbp_core.web.console.histories import Sampler
 from sbp_core.web.console.site import Site, make_client
-from sbp_core.web.web_settings import WebSettings
 from tests.support.cluster import core_cluster, rows_batch
 
 

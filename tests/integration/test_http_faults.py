@@ -12,11 +12,11 @@ import pytest
 
 from sbp_core import failpoints, limits
 from sbp_core.client import AsyncClient, Connecting, RetryPolicy
+from sbp_core.settings.web_settings import WebSettings
 from sbp_core.web.callers import Callers
 from sbp_core.web.records.api import records_app
 from sbp_core.web.records.record_answers import TAILS_MAX, Tails
 from sbp_core.web.records.requests import Bodies
-from sbp_core.web.web_settings import WebSettings
 from tests.support.warm import WarmCluster
 from tests.support.web import TIMEOUT_SECONDS, http_client, lines, post, serving_http, values
 

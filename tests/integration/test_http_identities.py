@@ -177,7 +177,7 @@ def test_on_the_machine_itself_a_cluster_without_identities_needs_no_token(
         (("--host", "0.0.0.0"), "--https-cert"),
         (("--host", "0.0.0.0", "--insecure", "--token-file", "t", "--tls-ca", "ca"), "would act"),
         (("--https-cert", "x"), "both or neither"),
-        (("--body-bytes-max", "0"), "not within"),
+        (("--body-bytes-max", "0"), "expected an integer in 1"),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path, options, reason):

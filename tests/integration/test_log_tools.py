@@ -8,8 +8,8 @@ import random
 import pytest
 
 from sbp_core import limits
-from sbp_core.cli.log import find_logs
 from sbp_core.cli.main import main
+from sbp_core.cli.stopped_log import find_logs
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
 from sbp_core.errors import ConfigurationError, StatusCode, StorageError
 from sbp_core.log.disk import OsDisk

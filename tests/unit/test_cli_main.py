@@ -307,21 +307,27 @@ def test_a_password_is_not_repeated(capsys, monkeypatch, text):
     assert "secret" not in told + capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [[], ["serve"], ["pd"], ["range-server"]])
-def test_help_imports_neither_arrow_nor_servers(words):
-    """A server blocks signals before its imports start threads, which would not block them."""
+def test_help_imports_neither_arrow_nor_the_client_nor_servers():
+    """Help comes at once. A server blocks signals before its imports start threads."""
     program = (
         "import sys\n"
-        "from sbp_core.cli.main import main\n"
-        f"main([*{words}, '--help'])\n"
+        "from sbp_spark.command import main\n"
         "heavy = {'pyarrow', 'numpy', 'sbp_core.client', 'sbp_core.cluster', 'fastapi'}\n"
-        "sys.exit(', '.join(heavy & sys.modules.keys()) or 0)\n"
+        "for words in sys.argv[1:]:\n"
+        "    main([*words.split(), '--help'])\n"
+        "    if found := heavy & sys.modules.keys():\n"
+        "        sys.exit(f'sbp {words} --help imports {found}')\n"
     )
+    calls = ["", *(" ".join(each) for each in CALLS), "checkpoint"]
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, *calls],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Usage: sbp" in done.stdout
+    assert done.stdout.count("Usage: sbp") == len(calls)
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from starlette.requests import HTTPConnection
@@ -10,12 +11,12 @@ from sbp_core import errors
 from sbp_core.access.credentials import Credentials
 from sbp_core.client.connecting import Connecting
 from sbp_core.errors import ConfigurationError, Outcome, PermissionDeniedError, SbpError
-from sbp_core.tls import PublicTls, Tls
+from sbp_core.settings.web_settings import WebSettings
+from sbp_core.tls import Tls
 from sbp_core.web.browsers import check_same_site, is_foreign, of_this_host
 from sbp_core.web.problems import STATUS_OF, problem_of, status_of
-from sbp_core.web.web_settings import WebSettings
 
-HTTPS = PublicTls("web.pem", "web.key")
+HTTPS = {"https_cert": Path("web.pem"), "https_key": Path("web.key")}
 IDENTIFYING = Connecting(tls=Tls("ca.pem"))
 
 
@@ -34,11 +35,11 @@ def test_on_a_loopback_address_everything_is_allowed(host):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "log.example.org"])
 def test_beyond_the_machine_requests_need_tokens_and_tls(host):
-    assert settings(host, tls=HTTPS).needs_token
-    for connecting, tls in ((IDENTIFYING, None), (Connecting(), HTTPS), (Connecting(), None)):
+    assert settings(host, **HTTPS).needs_token
+    for connecting, https in ((IDENTIFYING, {}), (Connecting(), HTTPS), (Connecting(), {})):
         with pytest.raises(ConfigurationError, match="--https-cert"):
-            settings(host, connecting, tls=tls)
-        assert not settings(host, connecting, tls=tls, is_insecure=True).needs_token
+            settings(host, connecting, **https)
+        assert not settings(host, connecting, **https, insecure=True).needs_token
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,9 @@ def test_beyond_the_machine_requests_need_tokens_and_tls(host):
     ],
 )
 def test_an_identity_of_the_process_is_for_its_machine_only(own):
-    for is_insecure in (False, True):
+    for insecure in (False, True):
         with pytest.raises(ConfigurationError, match="would act with the token or certificate"):
-            settings("192.0.2.1", own, tls=HTTPS, is_insecure=is_insecure)
+            settings("192.0.2.1", own, **HTTPS, insecure=insecure)
 
 
 @pytest.mark.parametrize("host", ["", "a b", "127.0.0.1:80", "http://x"])

@@ -1,6 +1,7 @@
 """Which client executes a request, and how many of them there are."""
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,14 +11,14 @@ from starlette.responses import Response
 from sbp_core.access.credentials import BearerToken, Credentials
 from sbp_core.client.connecting import Connecting
 from sbp_core.errors import ThrottledError, UnauthenticatedError
-from sbp_core.tls import PublicTls, Tls
+from sbp_core.settings.web_settings import WebSettings
+from sbp_core.tls import Tls
 from sbp_core.web import callers as module
 from sbp_core.web.browsers import COOKIE, SESSION_SECONDS, SESSIONS_MAX, Sessions
 from sbp_core.web.callers import IDLE_SECONDS, Callers
 from sbp_core.web.console.app import make_app
 from sbp_core.web.console.histories import Sampler
 from sbp_core.web.console.site import Site
-from sbp_core.web.web_settings import WebSettings
 
 TLS = Tls("ca.pem", "own.pem", "own.key")
 OWN = Connecting(tls=TLS, credentials=Credentials("token"))
@@ -115,7 +116,8 @@ def test_where_other_machines_connect_to_a_request_needs_a_token():
             connecting=Connecting(tls=Tls("ca.pem")),
             port=0,
             host="0.0.0.0",
-            tls=PublicTls("web.pem", "web.key"),
+            https_cert=Path("web.pem"),
+            https_key=Path("web.key"),
         )
         callers = Callers(listening, make=FakeClient)
         with pytest.raises(UnauthenticatedError, match="each needs one"):

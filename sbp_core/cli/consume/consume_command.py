@@ -7,31 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from sbp_core.app.record import Batch
 from sbp_core.cli import formats
 from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import STREAM, connect
-from sbp_core.cli.consume.record_reading import Plan, Reading, Wanted, check_wanted, shown_progress
-from sbp_core.cli.consume.rendering import (
-    Render,
-    column_lines,
-    csv_lines,
-    json_lines,
-    value_lines,
-)
-from sbp_core.cli.consume.selected_rows import Choice, Rows, with_key
-from sbp_core.cli.consume.writers import (
-    TableWriter,
-    Target,
-    TextWriter,
-    Writer,
-    file_target,
-    standard_output,
-)
 from sbp_core.cli.options import (
     PATH,
     POSITION,
@@ -44,14 +26,17 @@ from sbp_core.cli.options import (
 )
 from sbp_core.cli.output import noticing_reader, write_notice
 from sbp_core.cli.signals import NotedInterrupts
-from sbp_core.client import Client, RetryPolicy
 from sbp_core.errors import ConfigurationError
-from sbp_core.operating.stream_position import (
-    Position,
-    PositionKind,
-    position_at,
-)
+from sbp_core.operating.stream_position import Position, PositionKind, position_at
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.app.record import Batch
+    from sbp_core.cli.consume.record_reading import Plan, Reading
+    from sbp_core.cli.consume.rendering import Render
+    from sbp_core.cli.consume.selected_rows import Choice
+    from sbp_core.cli.consume.writers import Target, Writer
+    from sbp_core.client import Client
 
 _EXIT_INTERRUPTED: Final = 130
 _EARLIEST: Final = Position(PositionKind.EARLIEST)
@@ -133,6 +118,8 @@ def consume(
     A file gets its name when it is complete, also after Ctrl-C, SIGTERM and SIGHUP; if something
     fails, there is none.
     """
+    from sbp_core.cli.consume.record_reading import Reading, Wanted, check_wanted, shown_progress
+
     _check_together(
         {"--from": start, "--from-timestamp": from_timestamp, "--last": last},
         {"--format": form, "--json": options.json or None},
@@ -145,7 +132,7 @@ def consume(
     form = formats.JSON if options.json else form or _format_of(to_file)
     only_key = None if key is None else key.encode(errors="surrogateescape")
     written, is_file = Output(form, columns, to_file), to_file is not None
-    with connect(options, RetryPolicy(budget_ms=retry_for)) as client:
+    with connect(options, retry_for) as client:
         is_held = is_file or form in _TABLES  # nothing is written before the end
         reading = Reading(client, wanted, commits_at_end=is_held)
         with (
@@ -188,11 +175,16 @@ def _format_of(path: str | None) -> str:
 
 
 def _opened(path: str | None) -> AbstractContextManager[Target]:
+    from sbp_core.cli.consume.writers import file_target, standard_output
+
     return nullcontext(standard_output()) if path is None else file_target(path)
 
 
 def _writer(client: Client, output: Output, target: Target) -> Writer:
     """Return what writes records in a form. Raises ConfigurationError for bytes on a terminal."""
+    from sbp_core.cli.consume.selected_rows import Choice
+    from sbp_core.cli.consume.writers import TableWriter, TextWriter
+
     choice = Choice(client, output.columns)
     if output.form in _TABLES:
         if target.is_terminal:
@@ -207,6 +199,8 @@ def _writer(client: Client, output: Output, target: Target) -> Writer:
 
 
 def _render(output: Output, choice: Choice, *, is_terminal: bool) -> Render:
+    from sbp_core.cli.consume.rendering import column_lines, csv_lines, json_lines, value_lines
+
     match output.form:
         case formats.CSV:
             return csv_lines(choice, is_terminal=is_terminal)
@@ -225,6 +219,8 @@ def _copy(
     show: Callable[[Plan, Batch], None],
 ) -> int:
     """Write the records that are wanted, at most `count_max`; return how many. Raises SbpError."""
+    from sbp_core.cli.consume.selected_rows import Rows, with_key
+
     left = count_max
     with closing(reading.batches()) as batches:
         while left and (batch := interrupts.maybe_next(batches)) is not None:

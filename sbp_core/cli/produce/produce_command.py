@@ -7,24 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from sbp_core.app.blocking import Committer
-from sbp_core.app.encoding import Target
 from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import STREAM, checked_new_name, connect, find_stream
 from sbp_core.cli.formats import CSV, FORMAT, JSON, LINES, maybe_format_of
 from sbp_core.cli.options import PATH, TIMESTAMP, ClientOptions, Value, client_options, retry_option
 from sbp_core.cli.output import write_error, write_result
-from sbp_core.cli.produce.inputs import Defaults, Opened, Parsing, Piece, opened, reader_of
-from sbp_core.cli.produce.sender import Appending, Committing, Sender, shown_progress
 from sbp_core.cli.signals import HeldInterrupts
-from sbp_core.client import Client, RetryPolicy, StreamInfo, StreamSpec, newest_schemas
 from sbp_core.errors import AlreadyExistsError, ConfigurationError, NotFoundError, SbpError
 from sbp_core.quantities import quoted
 from sbp_core.wording import counted
+
+if TYPE_CHECKING:
+    from sbp_core.app.encoding import Target
+    from sbp_core.cli.produce.inputs import Opened, Parsing, Piece
+    from sbp_core.cli.produce.sender import Sender
+    from sbp_core.client import Client, StreamInfo
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -116,6 +117,8 @@ def produce(  # noqa: PLR0917 - click passes names
     A record with a fault ends the command, with its number; those before it are appended. Ctrl-C
     does the same, and reports what is acknowledged; a second one does not wait for that.
     """
+    from sbp_core.cli.produce.inputs import Defaults, Parsing, opened, reader_of
+
     timestamp_us = None if timestamp is None else (timestamp - _EPOCH) // timedelta(microseconds=1)
     defaults = Defaults(key, headers, timestamp_us)
     is_guess = form is None
@@ -124,7 +127,7 @@ def produce(  # noqa: PLR0917 - click passes names
         raise ConfigurationError(f"--key-separator is for lines, and the format is {form}")
     with (
         opened(None if file == "-" else file) as source,
-        connect(options, RetryPolicy(budget_ms=retry_for)) as client,
+        connect(options, retry_for) as client,
     ):
         info = _found(client, stream, may_create=create)
         target = _target(client, info)
@@ -149,6 +152,8 @@ def produce(  # noqa: PLR0917 - click passes names
 
 def _found(client: Client, stream: str, *, may_create: bool) -> StreamInfo:
     """Return the stream with this name or id; a new one if that is allowed. Raises SbpError."""
+    from sbp_core.client import StreamSpec
+
     try:
         return find_stream(client, stream)
     except NotFoundError:
@@ -160,6 +165,9 @@ def _found(client: Client, stream: str, *, may_create: bool) -> StreamInfo:
 
 
 def _target(client: Client, info: StreamInfo) -> Target:
+    from sbp_core.app.encoding import Target
+    from sbp_core.client import newest_schemas
+
     stream_id = info.stream_id
     newest = newest_schemas(client, [stream_id]).get(stream_id)
     return Target(
@@ -176,6 +184,8 @@ def _check_fit(parsing: Parsing, form: str, *, guessed_from: str | None) -> None
     Without a schema, lines of JSON or CSV may be values as they are, or have value, key and so on:
     the suffix of a file, if the format was guessed from that, does not tell.
     """
+    from sbp_core.cli.produce.inputs import Defaults
+
     if parsing.target.schema is None:
         if guessed_from is not None and form in {JSON, CSV}:
             raise ConfigurationError(
@@ -197,6 +207,9 @@ def _check_fit(parsing: Parsing, form: str, *, guessed_from: str | None) -> None
 
 
 def _sender(client: Client, target: Target, producer_id: str | None) -> Sender:
+    from sbp_core.app.blocking import Committer
+    from sbp_core.cli.produce.sender import Appending, Committing, Sender
+
     if producer_id is None:
         return Sender(target, partial(Appending, client, target.stream_id))
     committer = Committer(client, producer_id, target.stream_id)
@@ -206,6 +219,8 @@ def _sender(client: Client, target: Target, producer_id: str | None) -> Sender:
 
 def _send(source: Opened, pieces: Iterator[Piece], sender: Sender) -> None:
     """Send all rows; after a fault in the input or an interrupt, those that were read."""
+    from sbp_core.cli.produce.sender import shown_progress
+
     with HeldInterrupts() as interrupts:
         try:
             with shown_progress(source, sender) as show:

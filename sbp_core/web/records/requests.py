@@ -30,14 +30,11 @@ from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.quantities import is_offset
 from sbp_core.records.json_lines import check_names
 from sbp_core.records.json_parsing import maybe_whole
+from sbp_core.settings.web_settings import BODY_BYTES_MAX, IN_FLIGHT_BYTES_MAX
 from sbp_core.web.callers import Callers
 from sbp_core.web.problems import ProblemError, bad_request, refusal
 from sbp_core.web.records.record_answers import Tails
 
-BODY_BYTES_MAX: Final = 16 * limits.MIB
-"""Bytes of a body, decompressed; the default."""
-IN_FLIGHT_BYTES_MAX: Final = 64 * limits.MIB
-"""Bytes of the bodies of all requests that are not answered yet."""
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _PIECE_BYTES: Final = 64 * limits.KIB
 """Bytes that are decompressed at a time."""

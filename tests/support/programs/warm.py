@@ -19,6 +19,9 @@ from importlib import import_module
 
 IMPORTED = (
     "sbp_core.app",
+    "sbp_core.cli.consume.record_reading",
+    "sbp_core.cli.consume.writers",
+    "sbp_core.cli.produce.sender",
     "sbp_core.settings.configuration",
     "sbp_core.cli.connect",
     "sbp_core.cli.consume.consume_command",
