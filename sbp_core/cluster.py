@@ -68,7 +68,7 @@ _LAKE_SECONDS: Final = 5.0
 
 
 class Cluster:
-    """A placement driver and range servers on the running event loop. It starts and stops once.
+    """A placement driver and range servers on the running event loop, started and stopped once.
 
     `make_process` makes a range server that runs in a process of its own; these start together.
     `failed` ends with the reason when a part must not go on. The owner then stops the cluster and

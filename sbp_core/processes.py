@@ -42,7 +42,7 @@ CLUSTER_PORTS: Final = range(20_000, 32_000)
 
 
 class RangeServerProcess:
-    """`sbp range-server` as a child of this process. It starts and stops once.
+    """`sbp range-server` as a child of this process, which starts and stops once.
 
     `failed` ends with the reason when the process ended with an error. `on_stopped` is called when
     it ended in good order without being asked: a signal was sent to it, or to the whole group. It

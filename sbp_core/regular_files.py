@@ -1,7 +1,8 @@
 """Files whose names come from outside, and files of one user only.
 
-They are opened only if they are regular files: opening a FIFO waits until something writes to it,
-and a device may be read for ever. Files of servers are for their owner only, whatever the umask.
+Files with names from outside are opened only if they are regular files: opening a FIFO waits until
+something writes to it, and a device may be read for ever. Files of servers are for their owner
+only, whatever the umask.
 """
 
 from __future__ import annotations

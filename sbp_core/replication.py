@@ -47,7 +47,7 @@ class Prefix:
 
 
 class Stage(enum.Enum):
-    """How far a replica is in the life of its range. It never goes back."""
+    """How far a replica is in the life of its range; a stage never goes back."""
 
     OPEN = "open"
     FENCED = "fenced"
@@ -105,7 +105,7 @@ class Replica:
         return replace(self, end=readable)
 
     def fenced(self) -> "Replica":
-        """Return the replica after it was fenced. It stays so, whatever restarts."""
+        """Return the replica after it was fenced, for good: also after a restart."""
         return replace(self, stage=Stage.FENCED) if self.stage is Stage.OPEN else self
 
     def fence_answer(self) -> FenceAnswer:

@@ -35,9 +35,9 @@ Layout of an entry (big-endian):
     33-36   count        u32   records
     37-     body               opaque
 
-`position` is where the entry starts in the log. It is not stored but mixed into the checksums, so
-stale bytes of another place never parse as an entry here. The header has a checksum of its own,
-so that damage to a body does not hide whose it is, nor where the next entry starts.
+`position` is where the entry starts in the log. A position is not stored but mixed into the
+checksums, so stale bytes of another place never parse as an entry here. The header has a checksum
+of its own, so that damage to a body does not hide whose it is, nor where the next entry starts.
 """
 
 from __future__ import annotations

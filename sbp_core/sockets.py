@@ -4,8 +4,9 @@ A frame is sent with one call, whatever buffers it is made of. One of 1 MiB arri
 pieces, and to wake up for a piece costs more than to copy it: where it is known how much is still
 to come, the system is asked to wait for a good part of that.
 
-`TlsLink` puts TLS between a transport of asyncio and a protocol. It does not use the TLS of asyncio
-or uvloop, which does not tell how much waits to be sent: the bounds of `AsyncSocket` hold with it.
+`TlsLink` puts TLS between a transport of asyncio and a protocol. The link does not use the TLS of
+asyncio or uvloop, which does not tell how much waits to be sent: the bounds of `AsyncSocket` hold
+with it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Receiving:
         wake_bytes = min(missing_bytes, limits.RECEIVE_WAKE_BYTES)
         if wake_bytes != self._wake_bytes:
             self._wake_bytes = wake_bytes
-            # It is closed (a ValueError with uvloop), or the system does not support the option.
+            # The socket is closed (a ValueError with uvloop), or the system lacks the option.
             with contextlib.suppress(OSError, ValueError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
 

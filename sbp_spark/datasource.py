@@ -60,7 +60,7 @@ class SbpDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the source.
 
-        Spark asks at load(), so faults of options and streams are reported here. It is not known
+        Spark asks at load(), so faults of options and streams are reported here. Spark does not say
         yet whether a batch or a stream is loaded. Raises SbpError.
         """
         with plain_errors():

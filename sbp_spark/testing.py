@@ -83,7 +83,7 @@ def sbp_cluster() -> Iterator[LocalCluster]:
 def sbp_stream(sbp_cluster: LocalCluster) -> str:
     """Give the name of a new, empty stream of `sbp_cluster` (scope: function).
 
-    No other test uses the stream. It is not deleted before the cluster is.
+    No other test uses the stream. The stream is not deleted before the cluster is.
 
         def test_a_new_stream_is_empty(spark_with_sbp, sbp_cluster, sbp_stream):
             reader = spark_with_sbp.read.format("sbp").option("endpoint", sbp_cluster.endpoint)

@@ -132,8 +132,8 @@ def parse_subject(text: str) -> str:
 def subject_of_certificate(certificate: bytes) -> str:
     """Return the subject of a certificate in DER or PEM, the first one of a chain; RFC 4514.
 
-    The most specific part is first, as `openssl x509 -subject -nameopt RFC2253` has it. It is
-    empty for a certificate that names its owner in its alternative names only. Raises ValueError
+    The most specific part is first, as `openssl x509 -subject -nameopt RFC2253` has it. The subject
+    is empty for a certificate that names its owner in its alternative names only. Raises ValueError
     for what is no certificate.
     """
     from cryptography import x509

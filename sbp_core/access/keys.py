@@ -43,7 +43,7 @@ FETCH_INTERVAL_MS: Final = 600_000
 FETCH_PAUSE_MS: Final = 60_000
 """Shortest pause between fetches for a token with an unknown key, and longest after failures."""
 _FIRST_PAUSE_MS: Final = 1_000
-"""Pause after the first failure. It doubles with each one in a row."""
+"""Pause after the first failure. The pause doubles with each failure in a row."""
 _RSA_BITS_MIN: Final = 2048
 
 

@@ -50,7 +50,7 @@ class Right(enum.StrEnum):
     GROUP = "group"
     """Read and commit the cursors of a consumer group."""
     ADMIN = "admin"
-    """Everything, also what concerns the cluster. It cannot be granted."""
+    """Everything, also what concerns the cluster. This right cannot be granted."""
 
 
 ON_STREAMS: Final = frozenset({Right.READ, Right.APPEND, Right.MANAGE})

@@ -1,4 +1,4 @@
-"""The records of a producer from `send` to the acknowledgement. It does no I/O.
+"""The records of a producer from `send` to the acknowledgement, without I/O.
 
 Any thread offers records; a worker on the event loop takes batches and settles them.
 

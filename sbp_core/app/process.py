@@ -68,8 +68,8 @@ def use_here(used: OfProcess) -> None:
 def flush_at_exit(producer: _Unclosed) -> None:
     """Let a producer send its records before the process ends.
 
-    Children of `multiprocessing` end without `atexit`. They run finalizers of `multiprocessing`,
-    which have to be registered in the child.
+    Children of `multiprocessing` end without `atexit`. Such a child runs the finalizers of
+    `multiprocessing` that are registered in the child.
     """
     _unclosed.add(producer)
     workers = sys.modules.get("multiprocessing.util")

@@ -45,7 +45,7 @@ async def restore_backup(
     *,
     on_progress: OnProgress = lambda _: None,
 ) -> Restored:
-    """Restore a backup. It may be repeated until it is complete.
+    """Restore a backup. The call may be repeated until the cluster is complete.
 
     Raises BackupError if the backup is damaged, InvalidRequestError if the cluster is not empty,
     and other SbpError; the cluster serves nobody then until a restore is complete.

@@ -1,8 +1,8 @@
 """Taking a backup: a cut through the cluster, the records up to it, and then the manifest.
 
 A new manifest refers to chunks of an earlier backup of the same cluster, if these are of the same
-history. They are if the metadata still have the commit of that backup: a cluster that was restored
-gives the same offsets to other records.
+history. Histories are the same if the metadata still have the commit of that backup: a cluster that
+was restored gives the same offsets to other records.
 """
 
 from __future__ import annotations

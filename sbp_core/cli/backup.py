@@ -182,8 +182,9 @@ def prune_backups(place: str, keep: int, *, json: bool, yes: bool) -> int:
 def restore(options: ClientOptions, place: str, backup_id: str | None) -> int:
     """Restore a backup onto an empty cluster.
 
-    That is a placement driver and range servers with empty data directories, in any number. The
-    cluster serves nobody until the restore is complete. If it is interrupted, run it again.
+    An empty cluster is a placement driver and range servers with empty data directories, in any
+    number. The cluster serves nobody until the restore is complete. If it is interrupted, run it
+    again.
     """
 
     async def copy() -> tuple[Manifest, Restored]:

@@ -83,8 +83,8 @@ def main(arguments: Sequence[str] | None = None, *, more: Sequence[Listed] = ())
 
     0 is success, 1 a failure of a server or the network, 2 a mistake in how the command was called
     or configured, 130 an interrupt. A failure is one line on standard error, or an object there if
-    `--json` is given. It is no failure that nothing reads standard output any longer, as after
-    `head`; that it is full or closed is one.
+    `--json` is given. A reader that leaves standard output, as `head` does, is no failure; standard
+    output that is full or closed is one.
     """
     output.settle()
     exit_code = _run(sys.argv[1:] if arguments is None else arguments, more)

@@ -187,7 +187,7 @@ json_option: Final = click.option(
 
 
 def client_options(run: Callable[Concatenate[ClientOptions, P], int]) -> Callable[P, int]:
-    """Declare the options of a command that asks a cluster. It gets them as its first argument."""
+    """Declare the options of a command that asks a cluster; they are its first argument."""
     return _collected(ClientOptions, [*_CLIENT, json_option], run)
 
 

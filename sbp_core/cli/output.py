@@ -147,7 +147,7 @@ def one_line(text: str) -> str:
 def to_json(value: Any, *, is_ascii: bool = False) -> str:
     r"""Return a value in JSON, unsafe characters in its strings as \u001b and the like.
 
-    That is the same JSON for programs. With `is_ascii` everything outside of ASCII is written so.
+    Programs read the same value. With `is_ascii` everything outside of ASCII is written so.
     """
     text = json.dumps(value, ensure_ascii=is_ascii)
     if text.isprintable():

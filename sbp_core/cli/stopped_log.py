@@ -31,8 +31,8 @@ _SERVER_NAME: Final = re.compile(rf"{_SERVER_PREFIX}(0|[1-9][0-9]{{0,5}})", re.A
 def find_logs(folder: Path) -> list[Path]:
     """Return the folders of the logs that `folder` stands for.
 
-    It is a log, the data folder of a range server, or that of `sbp serve`. Raises
-    ConfigurationError if it is none of these.
+    A folder is a log, the data folder of a range server, or that of `sbp serve`. Raises
+    ConfigurationError for any other folder.
     """
     try:
         names = [path.name for path in folder.iterdir()]

@@ -111,7 +111,7 @@ def _find(client: Client, selection: Selection | None) -> list[_Listed]:
 def _last_appends(client: Client, reaches: Iterable[Reach]) -> dict[int, int | None]:
     """Return when the last records were appended, by stream id, where servers tell it soon.
 
-    That is told to who may read: if there is a stream that the caller may not, nothing is known.
+    One stream that the caller may not read leaves all times unknown.
     """
     lasts = {
         each.stream_id: each.next_offset - 1

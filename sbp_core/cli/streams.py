@@ -141,7 +141,7 @@ def create(
 ) -> int:
     """Create a stream, or several.
 
-    Those that are created are shown, also if others are refused.
+    Streams that are created are shown, also if others are refused.
     """
     from sbp_core.client import StreamSpec
 

@@ -36,8 +36,8 @@ _HEADING = ("STATE", "PRODUCER", "BATCH", "RECORDS", "STREAMS", "AGE", "TRANSACT
 def txns(options: ClientOptions, producer: str | None) -> int:
     """List the transactions of a producer, or all of them.
 
-    They are staged, publishing, published, stuck, lost or aborted. The staged batches of range
-    servers that are down are left out. Write -- before a producer that is called give-up.
+    A transaction is staged, publishing, published, stuck, lost or aborted. The staged batches of
+    range servers that are down are left out. Write -- before a producer that is called give-up.
     """
     with connect(options) as client:
         found = _find(client, producer)

@@ -192,9 +192,9 @@ _CONSOLE: Final = WebService(
 def console(client: ClientOptions, **given: Any) -> int:
     """Serve pages for a browser, about the cluster.
 
-    They show rates, lag, streams and their records, groups, transactions, servers. The console is a
-    client of the cluster, which decides what each user may see and do: by the token that the user
-    signs in with, or else by the token or certificate of this command, on an address that only this
-    machine reaches.
+    The pages show rates, lag, streams and their records, groups, transactions, servers. The console
+    is a client of the cluster, which decides what each user may see and do: by the token that the
+    user signs in with, or else by the token or certificate of this command, on an address that only
+    this machine reaches.
     """
     return _CONSOLE.run(client, given)

@@ -225,9 +225,9 @@ class AsyncClient:
     ) -> AsyncAppender:
         """Return an appender, which sends batches while earlier ones wait for their answers.
 
-        It has the keywords of `append`, and two callbacks, which the methods of the appender call.
-        `on_appended` gets the number of a batch, counted from 0 in the order given, and its
-        outcome. A failed batch ends the appender; with `on_failed` it ends its stream only:
+        The appender has the keywords of `append`, and two callbacks, which the methods of the
+        appender call. `on_appended` gets the number of a batch, counted from 0 in the order given,
+        and its outcome. A failed batch ends the appender; with `on_failed` it ends its stream only:
         `on_failed` gets the stream's id and the error, and later batches for the stream raise
         ConfigurationError. All other batches are appended once `flush` or `finish` returns. With a
         `writer` or a `transaction` several frames of a stream are in flight, else one. A writer or

@@ -1,4 +1,4 @@
-"""Public values: the arguments and results of a client. They do not depend on the wire."""
+"""Public values: the arguments and results of a client, independent of the wire."""
 
 from __future__ import annotations
 

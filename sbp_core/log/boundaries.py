@@ -1,8 +1,9 @@
 r"""The start of the log, and how far it was synced: small files beside the segments.
 
-`start` holds the first position; the file is absent while that is 0. It is "SBPSTART", the position
-(u64), and CRC-32C of both, big-endian. It is written before segments are removed from the front. So
-segments before `start` are leftovers of a removal, and a gap at or after `start` is damage.
+`start` holds the first position; the file is absent while that is 0. The file has "SBPSTART", the
+position (u64), and CRC-32C of both, big-endian, and is written before segments are removed from the
+front. So segments before `start` are leftovers of a removal, and a gap at or after `start` is
+damage.
 
 `high-water.0` and `high-water.1` hold the high-water mark: how far the log was synced. Each group
 proves that the entries before it were synced, but nothing in the log proves the sync of its last
@@ -11,8 +12,8 @@ intervals while the log is open, and when it is closed. A log that ends before i
 acknowledged records.
 
 The two files are written in turn, in place, so a crash leaves one of them whole; the file with the
-higher sequence counts. They are synced when the log is closed. In between a power cut may leave an
-older mark, never a mark above the end of the log, because the log is synced first.
+higher sequence counts. Both files are synced when the log is closed. In between a power cut may
+leave an older mark, never a mark above the end of the log, because the log is synced first.
 
 Header (big-endian), then the tails as columns (see state_snapshot.py):
 

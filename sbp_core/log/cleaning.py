@@ -3,22 +3,23 @@
 Batches are dead if their stream was deleted, they were trimmed, or their transaction was dropped
 (liveness.py). Only full segments are cleaned, one at a time. The first segments of the log are
 removed when no batch in them is live. A later segment with few live batches is rewritten: the new
-file covers the same positions with fewer entries. It begins with the snapshot of the old file.
-The live batches follow in their order, each at a new position, with the ends of transactions that
-published some. Other entries are history, which the snapshots of later segments sum up.
+file covers the same positions with fewer entries. The new file begins with the snapshot of the old
+file. The live batches follow in their order, each at a new position, with the ends of transactions
+that published some. Other entries are history, which the snapshots of later segments sum up.
 
 A segment in which most batches are small neighbours is rewritten once to merge them. A few are
 tried first: where none can be merged, as with columns, the segment stays. A segment with entries of
 replicated ranges stays as well, because their history would be lost early.
 
-No append or read waits for the cleaner. It has a thread of its own, and its result becomes visible
+No append or read waits for the cleaner, which has a thread of its own: the result becomes visible
 by one assignment between two groups. A batch may die while the cleaner works, but a dead batch
 never becomes live. A reader of a segment that is removed or replaced goes on in the old file.
 
 A crash leaves the log as it was before or after a step: segments are removed only when a durable
 `start` lies behind them, and a rewritten segment and its index are durable before the segment takes
-its name. The index has the ranges at the end of the segment. They could not be found in another way
-if the snapshot of the next segment is damaged, because a rewritten segment lacks their history.
+its name. The index has the ranges at the end of the segment. These ranges could not be found in
+another way if the snapshot of the next segment is damaged, because a rewritten segment lacks their
+history.
 
 To free space the log must begin a new segment, which takes space itself. The log has a reserve for
 that (full_disk.py).
@@ -78,7 +79,7 @@ class _Stopped(BaseException):
 
 
 class Cleaner:
-    """Cleans one log. It belongs to one thread; `stop` may be called from any thread.
+    """Cleans one log, on one thread; `stop` may be called from any thread.
 
     Small batches are merged if `merge` is given.
     """

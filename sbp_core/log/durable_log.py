@@ -171,13 +171,13 @@ class Log(ReadableLog):
     ) -> Appended:
         """Write `entries` as one group commit; return once they are durable.
 
-        Without `is_durable` the group is only written. It survives the end of this process, and a
-        power cut once a later group is durable or `sync` was called. Only batches and their marks
-        may be written so: the cleaner acts on trims and deletions, and a power cut must not undo
-        them after the records were removed.
+        Without `is_durable` the group is only written. The group survives the end of this process,
+        and a power cut once a later group is durable or `sync` was called. Only batches and their
+        marks may be written so: the cleaner acts on trims and deletions, and a power cut must not
+        undo them after the records were removed.
 
-        `on_written` is called when another thread can write the next group. It is not called for a
-        group with decisions: the next group waits until this call returns.
+        `on_written` is called when another thread can write the next group, and not for a group
+        with decisions: the next group waits until this call returns.
 
         An empty group proves that the groups before it were synced. A group is not atomic: after a
         crash any number of its first entries may be found. Raises LogError, and writes nothing, if

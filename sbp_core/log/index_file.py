@@ -35,8 +35,8 @@ their first write, and present position, by the first.
 The file can be rebuilt from its segment, so it is written without a sync and verified when it is
 read. The index of a rewritten segment is synced before the segment, because a rebuild needs the
 snapshot of the next segment as well. The file is read whole and never mapped: a mapped file that is
-truncated kills its reader (SIGBUS), and bytes could change after the check. It is written only
-after the next segment is durable: recovery takes an index as the proof that its segment has a
+truncated kills its reader (SIGBUS), and bytes could change after the check. An index is written
+only after the next segment is durable: recovery takes an index as the proof that its segment has a
 successor.
 """
 

@@ -39,7 +39,7 @@ def live_from(log: Log, unsettled: Container[RangeKey], key: RangeKey) -> int:
     if logged is None or logged.state is RangeState.DELETED:
         return OFFSET_MAX
     is_all_trimmed = logged.state is RangeState.SEALED and logged.start_offset == logged.next_offset
-    # A settled range may have batches behind its end that do not count. They die with the rest.
+    # A settled range may have batches behind its end, which die with the rest.
     return OFFSET_MAX if is_all_trimmed else logged.start_offset
 
 
@@ -144,7 +144,7 @@ class Liveness:
 
 
 class LivenessSeeker:
-    """Finds the live entries of one log, in round after round. It belongs to one thread."""
+    """Finds the live entries of one log, in round after round, on one thread."""
 
     def __init__(self, log: Log) -> None:
         self._log = log

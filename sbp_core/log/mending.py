@@ -45,9 +45,9 @@ class DamagedEntry:
 
 
 class SegmentCheck:
-    """Reads a segment piece by piece, and verifies all checksums. It belongs to one thread.
+    """Reads a segment piece by piece, and verifies all checksums, on one thread.
 
-    It stops at position `end`, because a group may be written behind it at this moment.
+    The check stops at position `end`, because a group may be written behind it at this moment.
     """
 
     def __init__(self, view: SegmentView, end: int) -> None:

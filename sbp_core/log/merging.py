@@ -118,10 +118,10 @@ def _within_span(times_ms: Sequence[int], first: int) -> Iterator[range]:
 
 
 class Merger:
-    """Merges the batches of one segment. It belongs to one thread.
+    """Merges the batches of one segment, on one thread.
 
-    It calls `pause` after every few batches: Python runs one thread at a time, and without pauses
-    appends would often wait for some ms. An error of `pause` ends the merge.
+    The merger calls `pause` after every few batches: Python runs one thread at a time, and without
+    pauses appends would often wait for some ms. An error of `pause` ends the merge.
     """
 
     def __init__(
@@ -193,8 +193,8 @@ class Merger:
     ) -> tuple[list[Slot], TimedEntry | None]:
         """Return the first batches of a run that belong together, and the merged batch.
 
-        The merged batch is None if they stay as they are. It is never larger than the batches that
-        it replaces, so that the rewritten segment fits its positions.
+        The merged batch is None if they stay as they are. A merged batch is never larger than the
+        batches that it replaces, so that the rewritten segment fits its positions.
         """
         slots: list[Slot] = []
         try:

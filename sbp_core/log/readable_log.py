@@ -1,7 +1,8 @@
 """Read an open log: batches, staged batches, and the entries of replicas.
 
-Any number of threads may read, beside the threads that append. They share the readable extent, an
-immutable value that every new segment replaces; the rows, which only grow; and the states.
+Any number of threads may read, beside the threads that append. All threads share the readable
+extent, an immutable value that every new segment replaces; the rows, which only grow; and the
+states.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class ReplicaIndexes:
         return first[1]
 
     def index(self, segment: Segment) -> ReplicaIndex:
-        """Return the index of a segment. It stays the same when the segment becomes full."""
+        """Return the index of a segment, which stays the same when the segment becomes full."""
         place = (segment.base, segment.generation)
         with self._lock:
             found = self._indexes.setdefault(place, ReplicaIndex(segment.base))

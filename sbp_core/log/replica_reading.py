@@ -48,7 +48,7 @@ class Numbered:
 
 
 class ReplicaReader:
-    """Reads the entries of one replicated range in `extent`. It belongs to one thread."""
+    """Reads the entries of one replicated range in `extent`, on one thread."""
 
     def __init__(
         self, lookup: BatchLookup, indexes: ReplicaIndexes, extent: Extent, logged: LoggedRange

@@ -96,7 +96,7 @@ def write_segment_header(file: DiskFile, base: int, end: int = 0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentView:
-    """An open segment. It shows the same bytes after its file was replaced or removed."""
+    """An open segment: the same bytes, also after its file was replaced or removed."""
 
     segment: Segment
     file: DiskFile

@@ -172,7 +172,7 @@ def read_snapshot(view: SegmentView) -> SnapshotReader:
 
 
 def find_commits(file: DiskFile, base: int, position: int) -> Iterator[tuple[int, Commit]]:
-    """Yield the intact COMMIT entries from log position `position` on. They are found by marker."""
+    """Yield the intact COMMIT entries from log position `position` on, found by their marker."""
     offset = position - base
     while True:
         data = _pread(file, LOG_SCAN_BYTES, offset)

@@ -2,14 +2,14 @@
 
 Operations on many ranges group the ranges by server, cut them into requests, and return an answer
 or an error for each range. The functions for transactions need no placement, so any client serves
-as their caller. They are not retried here; a caller that keeps track of the results may repeat
-them:
+as their caller. These calls are not retried here; a caller that keeps track of the results may
+repeat them:
 
     async with AsyncClient(endpoint) as client:
         ended = await end_txns(client, server, [TxnEnd(7, 0, ("a.5.x", "a.5.y"), record_count=20)])
         await copy_staged(client, old_server, part, new_server, new_range_index)
 
-They raise UnsupportedError, and send nothing, if a server does not know transactions.
+The functions raise UnsupportedError, and send nothing, if a server does not know transactions.
 """
 
 from __future__ import annotations

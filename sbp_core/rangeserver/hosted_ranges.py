@@ -6,8 +6,8 @@ that a crash could take back.
 
 A replicated range has copies on other servers (replicating/primary.py). Its records become readable
 when they are committed, which a secondary learns from the primary. Only the primary assigns
-offsets. A fenced range accepts nothing more. It is settled when its entries are the decided ones,
-and sealed then.
+offsets. A fenced range accepts nothing more. The range is settled when its entries are the decided
+ones, and sealed then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The small files of a range server beside its log.
 
 `identity.json` has the server's id, its cluster and the secret that proves the id, readable by the
-owner only. It is written atomically: once, and again if an earlier version wrote no secret.
+owner only. The file is written atomically: once, and again if an earlier version wrote no secret.
 
 `driver-commit.json` has the last commit that the placement driver reported to this server.
 Heartbeats send it back, so that a placement driver notices an older copy of its store. The checksum

@@ -1,6 +1,6 @@
 """The operations of a range server besides APPEND, END_TXN and FETCH, item by item.
 
-They describe, seal, trim and delete ranges, look up offsets by time, and list stagings.
+The operations describe, seal, trim and delete ranges, look up offsets by time, and list stagings.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Arrow's encapsulated schema message, checked before Arrow reads it.
 
-It has the form of arrow_message.py, without buffers. Arrow verifies that its metadata lie inside,
-but reads a table as often as it is referred to: a few bytes can describe millions of columns, or
-one long name a thousand times. The tables here are the parts of Arrow's Schema.fbs that are needed,
-with its ids; the types of columns are left to Arrow.
+The message has the form of arrow_message.py, without buffers. Arrow verifies that its metadata lie
+inside, but reads a table as often as it is referred to: a few bytes can describe millions of
+columns, or one long name a thousand times. The tables here are the parts of Arrow's Schema.fbs that
+are needed, with its ids; the types of columns are left to Arrow.
 """
 
 from __future__ import annotations

@@ -365,7 +365,7 @@ class Intake:
             self._on_change()
 
     def end(self, charge: Charge) -> None:
-        """It is done; see `Held.end`."""
+        """End the use of memory; see `Held.end`."""
         if charge.state is _RELEASED:
             return
         could_read = self._waiting is None and self._request_bytes <= self._bytes_max

@@ -1,6 +1,6 @@
 """From a request frame to the handler of its opcode, and from what that returns to an answer.
 
-A handler is a coroutine function. It returns one `Response`, or an iterator of several, and raises
+A handler is a coroutine function that returns one `Response`, or an iterator of several, and raises
 SbpError to refuse the request as a whole. Requests of a connection begin in the order in which they
 arrive, each up to where it waits.
 """

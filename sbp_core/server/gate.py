@@ -1,8 +1,8 @@
 """The gate: which identity a connection has, and which requests need one.
 
-It is asked before any handler. Where identities are off it keeps from peers without a certificate
-what servers of a cluster ask each other. Where they are on, HEARTBEAT and PING need no identity;
-all else does, and what is for servers needs that of a server.
+The gate is asked before any handler. Where identities are off, the gate keeps from peers without a
+certificate what servers of a cluster ask each other. Where they are on, HEARTBEAT and PING need no
+identity; all else does, and what is for servers needs that of a server.
 """
 
 from __future__ import annotations

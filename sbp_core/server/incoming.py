@@ -115,8 +115,8 @@ class Incoming:
     def go_on(self) -> None:
         """Handle what is here if there is room, and read more once that is done.
 
-        Memory that is given back may let many connections continue at once. They take turns, so
-        that the rest of the server runs between them.
+        Memory that is given back may let many connections continue at once. These connections take
+        turns, so that the rest of the server runs between them.
         """
         if self._has_turn:
             return
@@ -278,7 +278,7 @@ class FramePatience:
         self._paused_at = now
 
     def resume(self, now: float) -> None:
-        """It reads again; the pause was not the peer's."""
+        """Read again: the pause was not the peer's."""
         if self._since is not None:
             self._since += now - self._paused_at
 

@@ -1,7 +1,7 @@
 """Accepts connections, bounds their number and patience, drains all of them at the end.
 
 A server that is full closes the connection that has been unused for the longest time, and accepts
-the new one. It sends GOAWAY first, so that the client reconnects without an error.
+the new one. The server sends GOAWAY first, so that the client reconnects without an error.
 """
 
 from __future__ import annotations

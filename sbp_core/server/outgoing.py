@@ -2,7 +2,7 @@
 
 The socket of a peer that reads accepts everything that is sent. The rest waits in memory: up to
 WRITE_BUFFER_HIGH_BYTES for one connection, up to SERVER_UNREAD_BYTES_MAX for all of them. At that
-bound no large answer is made, and a peer that does not read is sent nothing at all. It is
+bound no large answer is made, and a peer that does not read is sent nothing at all. Such a peer is
 disconnected when it has read nothing for WRITE_STALL_MS, or WRITE_STALL_CONTENDED_MS while others
 wait for its memory.
 

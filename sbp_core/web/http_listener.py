@@ -67,7 +67,7 @@ class Phase(enum.Enum):
 
 
 class Connection(H11Protocol):
-    """One connection. It is aborted when its peer is too slow."""
+    """One connection, which is aborted when its peer is too slow."""
 
     def __init__(self, config: Config, server_state: ServerState, limits: HttpLimits) -> None:
         super().__init__(config=config, server_state=server_state, app_state={})

@@ -15,8 +15,8 @@ from typing import Final
 from sbp_core import limits
 
 ONE_SHOT_PREFIX: Final = "once-"
-"""Begins the ids of producers that have one batch and no name of their own. It is stored in the
-metadata of placement drivers.
+"""Begins the ids of producers that have one batch and no name of their own. The prefix is stored in
+the metadata of placement drivers.
 """
 
 _PRODUCER: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{limits.PRODUCER_LENGTH_MAX}}}")

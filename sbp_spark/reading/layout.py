@@ -4,7 +4,7 @@
 `ColumnsLayout` makes the columns of the query, from whichever version of its schema a batch is in.
 
 Spark compares only the first batch that a task yields with the schema: types, order and `not null`
-have to be equal. It does not look at later ones, so all of them are made of one schema here.
+have to be equal. Spark does not look at later batches, so all of them are made of one schema here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Giving Spark the rows of a small micro-batch with its plan, so that no task starts Python.
 
-It depends on the class of Spark's own reader that brings rows with a plan, and on when Spark looks
-for it: between `partitions` and the next call. Where there is no such class, tasks read the rows.
+The module depends on the class of Spark's own reader that brings rows with a plan, and on when
+Spark looks for it: between `partitions` and the next call. Where there is no such class, tasks read
+the rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lines of the log say which task they come from: its query, micro-batch and partition.
 
-It depends on the local properties that Spark sets for tasks. Without them lines say less, and a
-streaming sink that writes exactly once refuses to.
+The module depends on the local properties that Spark sets for tasks. Without them lines say less,
+and a streaming sink that writes exactly once refuses to.
 """
 
 from __future__ import annotations

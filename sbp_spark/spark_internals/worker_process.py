@@ -1,9 +1,10 @@
 """The role of this Python process in Spark, its memory, and what its session shares.
 
-It depends on how PySpark starts its workers, which is by `python -m`: the name of the program is in
-`__main__.__spec__`. With another name a process is a worker only while it runs a task, and no
-process ends micro-batches. It also depends on the folder that the workers of a session share for
-the session's files. Without it, or if it cannot be written, each worker looks streams up by itself.
+The module depends on how PySpark starts its workers, which is by `python -m`: the name of the
+program is in `__main__.__spec__`. With another name a process is a worker only while it runs a
+task, and no process ends micro-batches. The module also depends on the folder that the workers of a
+session share for the session's files. Without it, or if it cannot be written, each worker looks
+streams up by itself.
 """
 
 from __future__ import annotations

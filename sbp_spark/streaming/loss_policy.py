@@ -24,7 +24,7 @@ from sbp_spark.streaming.stream_watch import Snapshot
 class LossPolicy:
     """Decides about losses in one run of a query.
 
-    Losses are logged where they are found. Those to be reported go into the next offset.
+    Losses are logged where they are found. Losses to be reported go into the next offset.
     """
 
     def __init__(self, on_data_loss: OnDataLoss, client: Client) -> None:

@@ -43,7 +43,7 @@ class SbpStreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvail
 
     @cached_property
     def _run(self) -> QueryRun:
-        """The state of this run. It exists in the driver's process only, never in a task."""
+        """The state of this run, which exists in the driver's process only, never in a task."""
         with plain_errors():
             return QueryRun.start(self._given_options, self._given_schema)
 

@@ -1,6 +1,6 @@
 """Rows that cannot be written: finding them, and dead letters.
 
-`find_bad_rows` and `find_bad_columns` find them in plain records and in columns. They fail the
+`find_bad_rows` and `find_bad_columns` find them in plain records and in columns. Such rows fail the
 task, are skipped, or become dead letters, as onBadRecord says.
 """
 

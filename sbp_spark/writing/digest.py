@@ -2,7 +2,7 @@
 
 Each row gets a hash of 64 bits from its values and its stream; the digest is their sum modulo 2^64.
 So the rows of a micro-batch have the same digest when they are computed again in other partitions.
-It detects accidental differences; it does not resist deliberate collisions.
+The digest detects accidental differences; it does not resist deliberate collisions.
 
 Columns are hashed by name, and a null adds nothing: so neither their order counts, nor whether a
 column is null or missing. Numbers are hashed as the widest type of their kind, so a column may be

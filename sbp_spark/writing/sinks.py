@@ -452,8 +452,8 @@ def _check_reported(messages: Sequence[WriterCommitMessage | None], batch_id: in
     """Raise IncompleteWriteError if a task did not report its writes.
 
     With a continuous trigger Spark gives no row to a sink in Python, and commits epochs in which no
-    task did. It only logs what their commit raises, and would let the query run on. The query fails
-    if the commit takes longer than Spark waits for it.
+    task did. Spark only logs what their commit raises, and would let the query run on. The query
+    fails if the commit takes longer than Spark waits for it.
     """
     missing_count = messages.count(None)
     if not missing_count:

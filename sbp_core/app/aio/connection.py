@@ -174,9 +174,9 @@ class AsyncConnection(Unsendable):
         The consumer begins at the cursors of its `group`. Without a group, and in streams without a
         cursor, it begins at `start`: "earliest", "latest", an offset or a datetime. It ends where
         the streams end now. With `follow` it waits for more records, looks for new streams that
-        match a pattern every `refresh_interval_ms`, and reads these from their beginning. It
-        commits every `commit_interval_ms`, and at its end; with None only `commit` commits.
-        `fetch_bytes` are fetched of a stream at a time.
+        match a pattern every `refresh_interval_ms`, and reads these from their beginning. The
+        consumer commits every `commit_interval_ms`, and at its end; with None only `commit`
+        commits. `fetch_bytes` are fetched of a stream at a time.
 
         Records that were trimmed before they were read are an error. With `on_trimmed` "earliest"
         or "latest" the consumer logs a warning, and goes on there. A `shared` consumer reports the

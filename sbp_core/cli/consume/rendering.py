@@ -183,8 +183,8 @@ def _values(rows: Rows) -> pa.BinaryArray:
 def json_lines(choice: Choice | None) -> Render:
     """Return what renders each record as an object of JSON.
 
-    It has the stream, the offset and either the columns of a typed stream or time, key, value and
-    headers. With a choice it has the chosen columns instead of these.
+    An object has the stream, the offset and either the columns of a typed stream or time, key,
+    value and headers. With a choice it has the chosen columns instead of these.
     """
 
     def render(rows: Rows) -> memoryview:

@@ -102,7 +102,7 @@ Piece: TypeAlias = pa.RecordBatch | None
 """Rows of the stream. None: no more input is there now, and the rows before have waited for it."""
 
 PLACE_COLUMNS: Final = frozenset({"stream", "offset"})
-"""Where records were that `sbp consume` wrote. They are no part of plain records, and left out."""
+"""Columns of `sbp consume` that say where a record was. Plain records leave these columns out."""
 _HEADERS: Final = ROWS_SCHEMA.field("headers").type
 
 

@@ -38,9 +38,9 @@ class Unasked:
     """Counts the frames that no call waits for, and the answers that they make the client send.
 
     A client answers PING and HEARTBEAT, drops late answers, and skips unknown frames. All of these
-    are legal, so a server may send them without end. They cost a bounded amount of memory, and then
-    the connection. The counts start again when a frame arrives that a call waits for, and when all
-    bytes are sent.
+    are legal, so a server may send them without end. Unasked frames cost a bounded amount of
+    memory, and then the connection. The counts start again when a frame arrives that a call waits
+    for, and when all bytes are sent.
     """
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ class Numbering:
     """The numbering of plain appends: batches have no numbers, and go to the open range.
 
     Servers must have agreed to `feature`. At most `stream_batches_max` batches of a stream are in
-    flight. They are in one frame unless their numbers keep the order (`is_ordered`).
+    flight. The batches are in one frame unless their numbers keep the order (`is_ordered`).
     """
 
     feature: FeatureName | None = None

@@ -4,7 +4,7 @@
 placement driver and to each range server, all at the same time: servers count changes, and report
 the changes since a count (SPEC "LIST_RANGES", "DESCRIBE_RANGE").
 
-`reach` does not wait for range servers that are unavailable. It needs the placement driver only.
+`reach` does not wait for range servers that are unavailable: the placement driver is enough.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Inspect a whole log for damage, and repair it.
 
-`inspect_log` changes nothing. It reads every byte, from the disk and not from the page cache. The
+`inspect_log` changes nothing, and reads every byte, from the disk and not from the page cache. The
 loss follows from one rule: the log must have all records of a range that was not deleted, from its
 start to its end. The bounds of ranges come from the snapshot of each segment, and from the entries
 of the last one. So the loss is known exactly, also where damage hides entries. Unknown are only

@@ -64,7 +64,7 @@ class LoggedRange:
     """A range in the log: records [start_offset, next_offset), without the trimmed ones.
 
     `prefix` has the entries of a replicated range up to the first gap, `highest_seq` is the number
-    of its last entry. They differ if entries in between are damaged. While records are copied
+    of its last entry. The two differ if entries in between are damaged. While records are copied
     without entries (COPY_BEGUN), the range is fenced and has no prefix.
     """
 
@@ -74,7 +74,7 @@ class LoggedRange:
     next_offset: int
     state: RangeState = RangeState.OPEN
     created_at_ms: int = field(default=NO_TIME, compare=False)
-    """When the placement driver created the stream. It tells streams with the same id apart."""
+    """When the placement driver created the stream; tells streams with the same id apart."""
     prefix: Prefix | None = None
     highest_seq: int = 0
 

@@ -1,7 +1,7 @@
 """The snapshot at the start of a segment: the states of ranges, writers and transactions there.
 
-It is the first group of the segment. Its entries, in this order: SNAPSHOT_WRITERS, SNAPSHOT_STAGED,
-and at least one SNAPSHOT. The first two are left out if they would be empty.
+The snapshot is the first group of the segment. Its entries, in this order: SNAPSHOT_WRITERS,
+SNAPSHOT_STAGED, and at least one SNAPSHOT. The first two are left out if they would be empty.
 
 A SNAPSHOT_WRITERS entry has `count` records, each a stream_id i64 and a writer (writer_states.py).
 `base_offset` is the number of these entries, `range_index` counts them. A record without a writer
@@ -114,7 +114,7 @@ class SnapshotReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranges are there. They come last, so the rest is there as well."""
+        """Whether all ranges are there. Ranges come last, so the rest is there as well."""
         return len(self.ranges) == self._expected_count
 
     @property

@@ -214,8 +214,8 @@ class GroupCommitter:
     ) -> asyncio.Future[Written]:
         """Queue entries for the next group commit; the future is done when they are acknowledged.
 
-        Entries are written also if the future is cancelled. It fails with LogWriteError when the
-        log has failed. The entries count as `memory_bytes` until then (see `check_room`).
+        Entries are written also if the future is cancelled. The future fails with LogWriteError
+        when the log has failed. The entries count as `memory_bytes` until then (see `check_room`).
 
         Entries of a `copied` range come from another server, which may be wrong. Entries that
         contradict the log are refused with LogError, and so are all later entries of the range,

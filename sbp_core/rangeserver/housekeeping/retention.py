@@ -32,7 +32,7 @@ class Retention:
     period_ms: int = 0
     size_bytes: int = 0
     created_at_ms: int = -1
-    """Creation time of the stream. It tells streams with the same id apart."""
+    """Creation time of the stream; tells streams with the same id apart."""
 
     @property
     def is_for_ever(self) -> bool:

@@ -59,8 +59,8 @@ class Submissions:
     async def once(self, key: str, act: Callable[[], Awaitable[Done]]) -> Done:
         """Return the outcome of the action of a form. An action runs once for each form.
 
-        An action that failed may be tried again with the same form. It goes on if the caller
-        leaves. Raises what the action raises, InvalidRequestError without a key.
+        An action that failed may be tried again with the same form. The action goes on if the
+        caller leaves. Raises what the action raises, InvalidRequestError without a key.
         """
         if len(key) != _KEY_LENGTH:
             raise InvalidRequestError.of("the form has no key: go back, and reload the page")

@@ -163,7 +163,7 @@ async def _check_right(service: Service, client: AsyncClient, info: StreamInfo) 
 async def _parsed(
     service: Service, request: Request, encode: Callable[[], _Encoded], target: Target
 ) -> _Encoded:
-    """Call `encode` on a thread. It stops soon when the client leaves.
+    """Call `encode` on a thread, which stops soon after the client leaves.
 
     Its memory counts until then, so it is waited for.
     """

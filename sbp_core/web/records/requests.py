@@ -1,8 +1,8 @@
 """The dependencies of handlers, and the checks that come before FastAPI's own.
 
-FastAPI validates parameters and JSON bodies, and describes both. It reads no body: a body has a
-limit, counts against the memory of all bodies, and may be compressed (`Bodies`). A small JSON body
-is received here and handed to FastAPI; records are received by the handler.
+FastAPI validates parameters and JSON bodies, and describes both. FastAPI reads no body: a body has
+a limit, counts against the memory of all bodies, and may be compressed (`Bodies`). A small JSON
+body is received here and handed to FastAPI; records are received by the handler.
 """
 
 from __future__ import annotations

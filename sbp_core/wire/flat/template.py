@@ -2,9 +2,9 @@
 
 A peer sends headers of the same few shapes. The first one of a shape is traced: which of its bytes
 are layout (offsets, vtables, counts, padding), and which are contents. Any other buffer of the same
-length whose layout bytes are equal is valid too, and one struct format reads its contents. This is
-faster than any code that follows the vtables of a small header. An excerpt is a template in which
-all contents but a few must be equal, too, so that only those few are read.
+length whose layout bytes are equal is valid too, and one struct format reads its contents. A
+template is faster than code that follows the vtables of a small header. An excerpt is a template in
+which all contents but a few must be equal, too, so that only those few are read.
 """
 
 from __future__ import annotations
