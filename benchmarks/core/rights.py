@@ -26,7 +26,7 @@ from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.server.gate import Identified
 from sbp_core.server.peer import Peer
-from sbp_core.settings.quotas import rules_of
+from sbp_core.settings.quota_settings import rules_of
 from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 
 _ITEM_COUNTS: Final = (1, 100)

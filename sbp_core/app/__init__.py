@@ -11,7 +11,7 @@ A call walks through five files, and its answer comes back the same way:
     outbox.py            aio/fetched.py       records become batches; batches become records
     client/operations/appending.py, fetching.py     batches become frames to servers, with retries
     client/io/aio_transport.py                calls of an operation, a connection for each server
-    client/io/connection.py                   the socket; the protocol is in conversation.py
+    client/io/aio_connection.py               the socket; the protocol is in conversation.py
 """
 
 from sbp_core.app.aio import (

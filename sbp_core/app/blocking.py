@@ -16,9 +16,9 @@ from typing import Final, Protocol, Self, cast
 
 from sbp_core import group_limits, limits
 from sbp_core.app import defaults
-from sbp_core.app.aio import connection as aio
+from sbp_core.app.aio import cluster_connection as aio
 from sbp_core.app.aio.assignment import AsyncAssignment
-from sbp_core.app.aio.connection import AsyncConnection, client_for
+from sbp_core.app.aio.cluster_connection import AsyncConnection, client_for
 from sbp_core.app.aio.consumer import AsyncConsumer
 from sbp_core.app.aio.fetched import Hand, OnTrimmed
 from sbp_core.app.aio.producer import AsyncCommitter, AsyncProducer

@@ -31,7 +31,7 @@ COMMANDS: Final = (
     ),
     Listed(
         "streams",
-        "sbp_core.cli.streams:streams",
+        "sbp_core.cli.stream_commands:streams",
         "Create, list, describe, copy, change and delete streams.",
     ),
     Listed("schema", "sbp_core.cli.schema:schema", "Look at the schemas of typed streams."),
@@ -41,12 +41,14 @@ COMMANDS: Final = (
     Listed(
         "consume", "sbp_core.cli.consume.consume_command:consume", "Print the records of streams."
     ),
-    Listed("groups", "sbp_core.cli.groups:groups", "Show, move and delete consumer groups."),
+    Listed(
+        "groups", "sbp_core.cli.group_commands:groups", "Show, move and delete consumer groups."
+    ),
     Listed("lag", "sbp_core.cli.group_lag:lag", "Show how far consumer groups are behind."),
     Listed("txns", "sbp_core.cli.txns:txns", "List transactions, and give up stuck ones."),
     Listed(
         "cluster",
-        "sbp_core.cli.cluster:cluster",
+        "sbp_core.cli.cluster_commands:cluster",
         "List the placement drivers and the range servers, drain one, and balance them.",
     ),
     Listed("top", "sbp_core.cli.top:top", "Watch rates, lag and disks of a cluster."),
@@ -68,7 +70,11 @@ COMMANDS: Final = (
     ),
     Listed("range-server", "sbp_core.cli.server_commands:range_server", "Run a range server."),
     Listed("http", "sbp_core.cli.web:http", "Serve records over HTTP."),
-    Listed("ping", "sbp_core.cli.cluster:ping", "Measure a round trip to the placement driver."),
+    Listed(
+        "ping",
+        "sbp_core.cli.cluster_commands:ping",
+        "Measure a round trip to the placement driver.",
+    ),
     Listed("token", "sbp_core.cli.token:token", "Make keys and tokens of clients."),
     Listed(
         "completion",

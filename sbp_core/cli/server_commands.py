@@ -140,7 +140,7 @@ def check(folder: str, *, json: bool) -> int:
     rows itself: what is shown is its content, and which placement driver leads. Exit code 1 if a
     placement driver would not start with them.
     """
-    from sbp_core.cli import pd as stopped
+    from sbp_core.cli import stopped_driver as stopped
 
     return stopped.check(folder, is_json=json)
 
@@ -155,7 +155,7 @@ def accept(folder: str, *, json: bool) -> int:
     streams, cursors and decisions are lost. Ids that were assigned since are not assigned again.
     Intact metadata are not changed.
     """
-    from sbp_core.cli import pd as stopped
+    from sbp_core.cli import stopped_driver as stopped
 
     return stopped.accept(folder, is_json=json)
 
@@ -171,7 +171,7 @@ def move(folder: str, url: str, *, json: bool) -> int:
     The folder is not changed: until one has started with the database, the old one may be started
     again.
     """
-    from sbp_core.cli import pd as stopped
+    from sbp_core.cli import stopped_driver as stopped
 
     return stopped.move(folder, url, is_json=json)
 

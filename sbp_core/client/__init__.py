@@ -2,8 +2,8 @@
 
 from sbp_core.access.credentials import Credentials
 from sbp_core.access.rights import Grant, Right
-from sbp_core.client.aio import AsyncClient
-from sbp_core.client.blocking import Appender, Client, newest_schemas
+from sbp_core.client.async_client import AsyncClient
+from sbp_core.client.blocking_client import Appender, Client, newest_schemas
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.client.connecting import CallTiming, Connecting, parse_endpoint, parse_endpoints
 from sbp_core.client.operations.appending import AsyncAppender

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.client.connecting import Connecting
+from sbp_core.client.io.aio_connection import AsyncConnection
 from sbp_core.client.io.aio_transport import AsyncPool
-from sbp_core.client.io.connection import AsyncConnection
 from sbp_core.client.operations import calls
 from sbp_core.client.operations.open_calls import Call
 from sbp_core.errors import (

@@ -16,8 +16,8 @@ from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
 from sbp_core.rangeserver.housekeeping.keeper import Housekeeping
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.rangeserver.metrics import Metrics
 from sbp_core.rangeserver.replicating.scrubbing import Scrubber
+from sbp_core.rangeserver.server_load import Metrics
 from sbp_core.rangeserver.stream_traffic import NAMED_MAX, REST
 from sbp_core.server.listener import Listener
 from sbp_core.server.metrics import Catalog, Reading

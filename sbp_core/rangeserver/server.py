@@ -25,25 +25,25 @@ from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.appending.end_txn import EndTxnHandler, StagedSweep
 from sbp_core.rangeserver.appending.staging import Stagings
 from sbp_core.rangeserver.bounds import DEFAULT_BOUNDS, Bounds
+from sbp_core.rangeserver.cached_rights import CachedRights
 from sbp_core.rangeserver.fetching.fetch_handler import FetchHandler
 from sbp_core.rangeserver.hosted_ranges import RangeTable
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace, SpaceFreer
 from sbp_core.rangeserver.housekeeping.keeper import Housekeeping, LogNotes
 from sbp_core.rangeserver.housekeeping.retention import ClockNote
-from sbp_core.rangeserver.identity import (
-    IDENTITY_NAME,
-    check_log_is_there,
-    remedy_without_identity,
-)
 from sbp_core.rangeserver.membership import Membership
-from sbp_core.rangeserver.metrics import HostProbe, Metrics
 from sbp_core.rangeserver.observing import METRICS, Observation
 from sbp_core.rangeserver.range_handlers import RangeOperations
 from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler, Secondary
 from sbp_core.rangeserver.replicating.settling import Settler
-from sbp_core.rangeserver.rights import CachedRights
+from sbp_core.rangeserver.server_identity import (
+    IDENTITY_NAME,
+    check_log_is_there,
+    remedy_without_identity,
+)
+from sbp_core.rangeserver.server_load import HostProbe, Metrics
 from sbp_core.server.gate import gate_of
 from sbp_core.server.guard import Guard
 from sbp_core.server.listener import Listener

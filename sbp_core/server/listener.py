@@ -31,7 +31,7 @@ from sbp_core.server.runtime import Clock, Turns
 from sbp_core.server.trust import ServerRole
 from sbp_core.session.connection import Connection
 from sbp_core.settings.listening import Exposure
-from sbp_core.settings.quotas import NO_RULES
+from sbp_core.settings.quota_settings import NO_RULES
 from sbp_core.sockets import TlsLink
 from sbp_core.tls import Contexts
 from sbp_core.tls_errors import PlainTextError, refusal

@@ -12,7 +12,7 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.regular_files import read_regular
 from sbp_core.settings.listening import ListenerSettings
-from sbp_core.settings.quotas import KEYS, NO_RULES, QuotaRules, rules_of
+from sbp_core.settings.quota_settings import KEYS, NO_RULES, QuotaRules, rules_of
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import ThrottledError
-from sbp_core.settings.quotas import NO_RULES, QuotaRules
+from sbp_core.settings.quota_settings import NO_RULES, QuotaRules
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wording import counted
 

@@ -21,7 +21,7 @@ from sbp_core.settings.declaration import (
     setting_of,
 )
 from sbp_core.settings.listening import ListenerSettings
-from sbp_core.settings.quotas import KEYS, QuotaRules, rules_of
+from sbp_core.settings.quota_settings import KEYS, QuotaRules, rules_of
 from sbp_core.settings.server_settings import (
     ClusterSettings,
     PlacementDriverSettings,

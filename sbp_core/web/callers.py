@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sbp_core.access.credentials import TOKEN_BYTES_MAX, BearerToken
 from sbp_core.access.tokens import unverified_subject
-from sbp_core.client.aio import AsyncClient
+from sbp_core.client.async_client import AsyncClient
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.io.identifying import NO_IDENTITIES
 from sbp_core.client.operations.calls import RetryPolicy

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from sbp_core.cli import cluster
+from sbp_core.cli import cluster_commands
 from sbp_core.cli.main import main
 from sbp_core.wire.headers import (
     DescribePlacementDriverClusterResponse,
@@ -70,7 +70,7 @@ def test_a_range_server_that_was_replaced_is_listed_on_demand(shown) -> None:
 
 
 def test_what_a_drain_waits_for_is_shown(peer, shown, monkeypatch) -> None:
-    monkeypatch.setattr(cluster, "_WATCH_SECONDS", 0)
+    monkeypatch.setattr(cluster_commands, "_WATCH_SECONDS", 0)
     waiting = replace(SILENT, is_draining=True, drain_obstacle="no room: make some")
     assert shown("cluster", servers=(waiting,))[-1] == (
         "the drain of range server 2 waits: no room: make some"

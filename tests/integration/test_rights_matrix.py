@@ -16,7 +16,7 @@ from sbp_core.errors import (
     StatusError,
     UnauthenticatedError,
 )
-from sbp_core.rangeserver import rights
+from sbp_core.rangeserver import cached_rights
 from sbp_core.wire import headers as h
 from sbp_core.wire.headers import REQUEST_TABLES, RESPONSE_TABLES, RESULT_FIELDS
 from sbp_core.wire.opcodes import Opcode
@@ -322,7 +322,7 @@ def test_a_fetch_answers_refused_items_at_once_and_waits_for_the_others(tmp_path
 
 def test_a_fetch_that_waits_ends_with_the_right_to_read(tmp_path, addresses, monkeypatch):
     """Both FETCHes wait for records of two streams; the reader loses the right to one of them."""
-    monkeypatch.setattr(rights, "REFRESH_MS", 0)
+    monkeypatch.setattr(cached_rights, "REFRESH_MS", 0)
     read = [Grant("reader", Right.READ, name) for name in ("orders-1", "bills")]
 
     async def body():

@@ -14,7 +14,7 @@ from sbp_core.server.quotas import (
     Quotas,
     Rate,
 )
-from sbp_core.settings.quotas import rules_of
+from sbp_core.settings.quota_settings import rules_of
 from sbp_core.wire.headers import AppendResponse
 from tests.support.clock import examples
 

@@ -25,7 +25,7 @@ from sim_network import Network, SimulatedAcceptor, SimulatedSocket
 
 import sbp_core
 from sbp_core.pd.metadata.store import MetadataStore
-from sbp_core.rangeserver.metrics import HostProbe
+from sbp_core.rangeserver.server_load import HostProbe
 from tests.support.cluster import allow_small_segments
 from tests.support.disk import FaultyDisk
 
@@ -157,7 +157,7 @@ def new_world(seed: int) -> Iterator[World]:
                 if hasattr(module, name):
                     patch.setattr(module, name, stand_in)
         patch.setattr("sbp_core.pd.metadata.store.MetadataStore", KnownStore)
-        patch.setattr("sbp_core.rangeserver.identity.read_regular", _read_from_disk)
+        patch.setattr("sbp_core.rangeserver.server_identity.read_regular", _read_from_disk)
         _default_clock(patch, sys.modules["sbp_core.client.io.aio_transport"].AsyncPool, now)
         patch.setattr(os, "urandom", entropy.randbytes)
         patch.setattr(random, "_urandom", entropy.randbytes)
@@ -202,7 +202,7 @@ def _default_clock(patch: pytest.MonkeyPatch, target: Any, now: Callable[[], flo
 
 def _give_hashes(patch: pytest.MonkeyPatch, loop: SimulatedLoop) -> None:
     """Let objects that are kept in sets have hashes that do not depend on their addresses."""
-    from sbp_core.client.io.connection import AsyncConnection
+    from sbp_core.client.io.aio_connection import AsyncConnection
     from sbp_core.server.outgoing import Backlog
     from sbp_core.server.peer import Peer
 

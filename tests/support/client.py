@@ -32,7 +32,7 @@ from sbp_core.client import (
     RetryPolicy,
     Writer,
 )
-from sbp_core.client.io.connection import AsyncConnection
+from sbp_core.client.io.aio_connection import AsyncConnection
 from sbp_core.errors import (
     SbpError,
 )

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sbp_core.app.aio.connection import AsyncConnection
+from sbp_core.app.aio.cluster_connection import AsyncConnection
 from sbp_core.app.aio.transaction import AsyncTransaction
 from sbp_core.client import AppendOutcome, RangeInfo, StreamInfo
 from sbp_core.client.operations.numbering import begin_numbering

@@ -10,7 +10,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
 from sbp_core.settings.configuration import PD, SERVE, ServeSettings
-from sbp_core.settings.quotas import NO_RULES, rules_of
+from sbp_core.settings.quota_settings import NO_RULES, rules_of
 from sbp_core.settings.server_settings import ClusterSettings
 from tests.support.machines import parsed
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sbp_core import __version__
-from sbp_core.cli import cluster, output
+from sbp_core.cli import cluster_commands, output
 from sbp_core.cli import main as command
 from sbp_core.cli.commands import Command, CommandWithActions, Listed
 from sbp_core.cli.connect import parse_stream
@@ -283,7 +283,7 @@ def test_notes_of_an_error_stand_in_its_line(capsys):
 
 def test_the_endpoint_comes_from_the_option_the_environment_or_the_default(monkeypatch):
     def endpoint(*words: str) -> object:
-        return cluster.ping.make_context("ping", [*words]).params["endpoint"]
+        return cluster_commands.ping.make_context("ping", [*words]).params["endpoint"]
 
     monkeypatch.delenv("SBP_ENDPOINT", raising=False)
     assert endpoint() == "127.0.0.1:12378"
@@ -357,7 +357,7 @@ def test_only_the_file_of_the_command_that_is_called_is_imported():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stderr.split() == ["sbp_core.cli.cluster"]
+    assert done.stderr.split() == ["sbp_core.cli.cluster_commands"]
 
 
 @pytest.mark.parametrize("words", [["ping"], ["streams", "list"], ["txns", "give-up"]])

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sbp_core import limits
-from sbp_core.rangeserver.metrics import HostProbe, Metrics
+from sbp_core.rangeserver.server_load import HostProbe, Metrics
 from sbp_core.wire.headers import RangeServer, decode_header, encode_header
 from tests.support.clock import ManualClock
 

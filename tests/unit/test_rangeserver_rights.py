@@ -14,7 +14,7 @@ from sbp_core.errors import (
     StatusCode,
     ThrottledError,
 )
-from sbp_core.rangeserver.rights import (
+from sbp_core.rangeserver.cached_rights import (
     DENIED_MS,
     REFRESH_MS,
     CachedRights,

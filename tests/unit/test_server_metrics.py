@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sbp_core.admin.exposition import Exposition
 from sbp_core.server.metrics import SECONDS, Catalog, Histogram, RequestTimes
 from sbp_core.server.quotas import Quotas
-from sbp_core.settings.quotas import rules_of
+from sbp_core.settings.quota_settings import rules_of
 from sbp_core.wire.opcodes import Opcode
 
 CATALOG = Catalog()

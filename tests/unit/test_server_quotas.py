@@ -5,7 +5,7 @@ import pytest
 from sbp_core.errors import ThrottledError
 from sbp_core.server import quotas as module
 from sbp_core.server.quotas import Allowance, Quotas
-from sbp_core.settings.quotas import NO_RULES, rules_of
+from sbp_core.settings.quota_settings import NO_RULES, rules_of
 
 
 class World:

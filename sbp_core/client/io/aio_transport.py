@@ -19,8 +19,8 @@ from typing import ClassVar, Self
 
 from sbp_core import limits
 from sbp_core.client.connecting import Connecting, parse_endpoint
+from sbp_core.client.io.aio_connection import AsyncConnection
 from sbp_core.client.io.answer_limits import Ticket
-from sbp_core.client.io.connection import AsyncConnection
 from sbp_core.client.operations.open_calls import Arrival, Call, Sink, timed
 from sbp_core.errors import ClientClosedError, ConfigurationError, SbpError
 from sbp_core.sockets import is_own_address

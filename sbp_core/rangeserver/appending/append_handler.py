@@ -44,7 +44,7 @@ from sbp_core.rangeserver.appending.staging import StagedRepeat, Stagings, compa
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, check_latest, unsettled
 from sbp_core.rangeserver.hosting import RangeHost
 from sbp_core.rangeserver.housekeeping.disk_space import DiskSpace
-from sbp_core.rangeserver.metrics import Metrics
+from sbp_core.rangeserver.server_load import Metrics
 from sbp_core.records import accept_batch, digest_batch, write_base_offset
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.answers import in_frames

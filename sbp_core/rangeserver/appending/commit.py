@@ -55,7 +55,7 @@ from sbp_core.errors import (
 from sbp_core.log.durable_log import Appended, Log
 from sbp_core.log.entry import APPENDED_KINDS, Entry
 from sbp_core.log.states.range_states import LoggedRange, RangeKey
-from sbp_core.rangeserver.metrics import GroupTally
+from sbp_core.rangeserver.server_load import GroupTally
 from sbp_core.record_sizes import DEFAULT, RecordSizes
 from sbp_core.segment_format import EntryKind
 from sbp_core.server.runtime import Clock, LogTally, SystemClock

@@ -42,7 +42,7 @@ from sbp_core.rangeserver.fetching.payloads import (
 )
 from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
-from sbp_core.rangeserver.metrics import Metrics
+from sbp_core.rangeserver.server_load import Metrics
 from sbp_core.records import NO_SELECTION
 from sbp_core.server.dispatch import Response, ServerCall
 from sbp_core.server.runtime import Clock

@@ -23,7 +23,7 @@ from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.disk import translate_os_error
 from sbp_core.log.durable_log import Log
 from sbp_core.log.full_disk import SpaceReserve
-from sbp_core.rangeserver.metrics import HostProbe
+from sbp_core.rangeserver.server_load import HostProbe
 from sbp_core.records import merge_batches
 from sbp_core.server.runtime import Clock
 

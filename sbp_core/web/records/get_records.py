@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from sbp_core.client.aio import AsyncClient
+from sbp_core.client.async_client import AsyncClient
 from sbp_core.client.types import StreamInfo
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.operating.stream_position import check_order, parse_position

@@ -22,7 +22,7 @@ from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel
 
 from sbp_core import limits
-from sbp_core.client.aio import AsyncClient
+from sbp_core.client.async_client import AsyncClient
 from sbp_core.client.operations.numbering import Writer
 from sbp_core.client.types import AppendItem, StreamInfo
 from sbp_core.errors import InvalidRequestError

@@ -21,7 +21,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sbp_core import limits
-from sbp_core.client.aio import AsyncClient
+from sbp_core.client.async_client import AsyncClient
 from sbp_core.client.types import FetchItem, Reach, StreamInfo
 from sbp_core.errors import DeadlineExceededError, RecordBatchError, SbpError
 from sbp_core.operating.stream_position import PositionKind, find_offset, parse_position

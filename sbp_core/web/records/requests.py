@@ -24,7 +24,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from sbp_core import limits
-from sbp_core.client.aio import AsyncClient
+from sbp_core.client.async_client import AsyncClient
 from sbp_core.client.types import StreamInfo
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.quantities import is_offset

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from sbp_core import limits
-from sbp_core.client.aio import AsyncClient
+from sbp_core.client.async_client import AsyncClient
 from sbp_core.client.types import NO_CURSOR, SchemaVersion, StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import NotFoundError
 from sbp_core.records import StreamSchema, field_text

@@ -20,7 +20,7 @@ from sbp_core.client import (
 )
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.facades import loop_thread
-from sbp_core.client.io.connection import AsyncConnection
+from sbp_core.client.io.aio_connection import AsyncConnection
 from sbp_core.client.operations.open_calls import Call
 from sbp_core.errors import (
     ClientClosedError,

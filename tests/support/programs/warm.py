@@ -32,7 +32,7 @@ IMPORTED = (
     "sbp_core.cli.reloading",
     "sbp_core.cli.server_commands",
     "sbp_core.cli.service_manager",
-    "sbp_core.cli.streams",
+    "sbp_core.cli.stream_commands",
     "sbp_core.cluster",
     "sbp_core.processes",
     "sbp_core.server.allocator",

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Self
 
 from sbp_core import limits
-from sbp_core.client.aio import AsyncClient
+from sbp_core.client.async_client import AsyncClient
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.facades import Callbacks, blocking, documented_as, internal, loop_thread
 from sbp_core.client.operations.appending import AsyncAppender, OnAppended, OnFailed
