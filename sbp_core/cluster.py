@@ -40,7 +40,7 @@ from sbp_core.processes import (
     tls_options,
 )
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.rangeserver.server_identity import load_identity
+from sbp_core.rangeserver.server_id import load_identity
 from sbp_core.regular_files import DIRECTORY_MODE, open_private
 from sbp_core.server.metrics import Catalog, Reading
 from sbp_core.server.served import Condition, Unready

@@ -18,7 +18,7 @@ from sbp_core.pd.log_marks import maybe_other_log
 from sbp_core.pd.metadata.data_dir import has_metadata
 from sbp_core.pd.metadata.sqlite_inspection import DRIVER_NAME, maybe_log_mark_of
 from sbp_core.pd.model import LogMark
-from sbp_core.rangeserver.server_identity import IDENTITY_NAME, Identity, check_log_is_there
+from sbp_core.rangeserver.server_id import IDENTITY_NAME, Identity, check_log_is_there
 from sbp_core.segment_format import maybe_segment_base
 from sbp_core.wording import counted
 

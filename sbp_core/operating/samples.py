@@ -25,12 +25,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from sbp_core.client import AsyncClient, BoundsView, StreamBounds, StreamInfo
-from sbp_core.errors import (
-    DeadlineExceededError,
-    PermissionDeniedError,
-    SbpError,
-    UnsupportedError,
-)
+from sbp_core.errors import DeadlineExceededError, PermissionDeniedError, SbpError, UnsupportedError
 from sbp_core.operating.cursor_lag import measure
 
 _LOG: Final = logging.getLogger(__name__)

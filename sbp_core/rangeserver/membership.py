@@ -31,22 +31,10 @@ from sbp_core.log.disk import Disk
 from sbp_core.log.states.range_states import RangeKey
 from sbp_core.rangeserver.hosting import PlacedRange
 from sbp_core.rangeserver.housekeeping.retention import Retention
-from sbp_core.rangeserver.server_identity import (
-    DriverCommit,
-    Identity,
-    load_identity,
-    store_identity,
-)
+from sbp_core.rangeserver.server_id import DriverCommit, Identity, load_identity, store_identity
 from sbp_core.server.dispatch import Answer, Handler, ServerCall
 from sbp_core.server.runtime import cancel_all
-from sbp_core.server.trust import (
-    SECRETS_FEATURE,
-    Standing,
-    denied,
-    is_same,
-    new_secret,
-    proof_of,
-)
+from sbp_core.server.trust import SECRETS_FEATURE, Standing, denied, is_same, new_secret, proof_of
 from sbp_core.wire.headers import (
     CheckRightsRequest,
     CheckRightsResponse,

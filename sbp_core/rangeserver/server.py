@@ -38,7 +38,7 @@ from sbp_core.rangeserver.range_handlers import RangeOperations
 from sbp_core.rangeserver.replicating.copying import ReadEntriesHandler
 from sbp_core.rangeserver.replicating.secondary import ReplicateHandler, Secondary
 from sbp_core.rangeserver.replicating.settling import Settler
-from sbp_core.rangeserver.server_identity import (
+from sbp_core.rangeserver.server_id import (
     IDENTITY_NAME,
     check_log_is_there,
     remedy_without_identity,

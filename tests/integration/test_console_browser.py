@@ -105,20 +105,45 @@ PAGES = (
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_page_keeps_the_rules_of_accessibility(browser, url, streams, theme):
-    with opened(browser, url, color_scheme=theme) as page:
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_page_keeps_the_rules_of_accessibility(browser, url, streams, width, theme):
+    viewport = {"width": width, "height": 800}
+    with opened(browser, url, color_scheme=theme, viewport=viewport) as page:
         for path in PAGES:
             assert page.goto(path.format(**streams)).status == 200, path
             found = Axe().run(page)
             assert found.violations_count == 0, f"{path}: {found.generate_report()}"
 
 
-def test_a_narrow_page_does_not_scroll_sideways(browser, url, streams):
-    with opened(browser, url, viewport={"width": 360, "height": 640}) as page:
+@pytest.mark.parametrize("width", [360, 390])
+def test_a_narrow_page_does_not_scroll_sideways(browser, url, streams, width):
+    with opened(browser, url, viewport={"width": width, "height": 640}) as page:
         for path in PAGES:
             page.goto(path.format(**streams))
-            width = page.evaluate("document.documentElement.scrollWidth")
-            assert width <= 360, path
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            places = page.get_by_role("navigation", name="Pages", exact=True).get_by_role("link")
+            boxes = [each.bounding_box() for each in places.all()]
+            assert len(boxes) == 5
+            assert all(0 <= each["x"] <= width - each["width"] for each in boxes), path
+
+
+def test_the_tab_key_comes_first_to_the_skip_link_and_to_each_place(page):
+    page.goto("/streams")
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to the content")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport(ratio=1)
+    for name in ("sbp console", "Overview", "Streams", "Groups", "Transactions", "Servers"):
+        page.keyboard.press("Tab")
+        focused = page.get_by_role("banner").get_by_role("link", name=name, exact=True)
+        expect(focused).to_be_focused()
+        style = focused.evaluate("each => getComputedStyle(each).outlineStyle")
+        assert style == "solid", name
+    skip.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    inside = page.evaluate("document.activeElement.closest('main') !== null")
+    assert inside, "the next stop behind the skip link is in the content"
 
 
 def test_numbers_and_records_move_while_the_page_stays(page, client):

@@ -14,7 +14,7 @@ from sbp_core.client import AppendItem, AsyncClient, Client, FetchItem, StreamSp
 from sbp_core.errors import StatusCode, StatusError
 from sbp_core.pd import PlacementDriver
 from sbp_core.rangeserver.server import RangeServer
-from sbp_core.rangeserver.server_identity import DRIVER_COMMIT_NAME
+from sbp_core.rangeserver.server_id import DRIVER_COMMIT_NAME
 from sbp_core.settings.server_settings import PlacementDriverSettings, RangeServerSettings
 from sbp_core.wire.headers import (
     DescribeRangesRequest,

@@ -157,7 +157,7 @@ def new_world(seed: int) -> Iterator[World]:
                 if hasattr(module, name):
                     patch.setattr(module, name, stand_in)
         patch.setattr("sbp_core.pd.metadata.store.MetadataStore", KnownStore)
-        patch.setattr("sbp_core.rangeserver.server_identity.read_regular", _read_from_disk)
+        patch.setattr("sbp_core.rangeserver.server_id.read_regular", _read_from_disk)
         _default_clock(patch, sys.modules["sbp_core.client.io.aio_transport"].AsyncPool, now)
         patch.setattr(os, "urandom", entropy.randbytes)
         patch.setattr(random, "_urandom", entropy.randbytes)

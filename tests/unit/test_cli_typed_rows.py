@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sbp_core.cli.schema import read_file_schema
+from sbp_core.cli.file_schema import read_file_schema
 from sbp_core.errors import ConfigurationError, RecordBatchError
 from sbp_core.records import StreamSchema, encode_columns, split_envelopes
 from sbp_core.records.json_values import describe_columns, describe_values

@@ -12,7 +12,7 @@ from sbp_core.pd.metadata.data_dir import DATABASE_NAME, WRITE_AHEAD_LOG_NAME
 from sbp_core.pd.metadata.history import CommitId, History, Life, is_life_id, new_life_id
 from sbp_core.pd.metadata.store import open_store
 from sbp_core.pd.model import NewStream
-from sbp_core.rangeserver.server_identity import DRIVER_COMMIT_NAME, DriverCommit
+from sbp_core.rangeserver.server_id import DRIVER_COMMIT_NAME, DriverCommit
 
 A, B, C = (f"0-{digit * 16}" for digit in "abc")
 NEXT = "5-" + "d" * 16

@@ -162,7 +162,7 @@ class Site:
         shown: dict[str, Any] = {
             "title": title,
             "path": path,
-            "place": next((each for each, *_ in PAGES[1:] if path.startswith(each)), "/"),
+            "place": next((each for each, *_ in PAGES[1:] if path.startswith(each)), path),
             "places": PAGES,
             "endpoint": self._endpoint,
             "is_signed_in": self.sessions.maybe_token(request) is not None,
