@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, ClassVar, Final, Self
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.lake import metrics as lake_metrics
 from sbp_core.lake.catalog import open_catalog
 from sbp_core.log.disk import Disk
 from sbp_core.pd import PlacementDriver
@@ -53,6 +54,8 @@ from sbp_core.tls import ServerTls
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog as LakeCatalog
+
+    from sbp_core.lake.service import Lake
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +91,15 @@ class Cluster:
         self._placement_driver: PlacementDriver | None = None
         self._range_servers: list[RangeServer | RangeServerProcess] = []
         self._landing: asyncio.Task[None] | None = None
+        self._lake: Lake | None = None
         self._unready: Unready | None = Unready("starting", "the servers are being started")
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
-    catalogs: ClassVar[Sequence[Catalog]] = (*PlacementDriver.catalogs, RangeServer.catalogs[-1])
+    catalogs: ClassVar[Sequence[Catalog]] = (
+        *PlacementDriver.catalogs,
+        RangeServer.catalogs[-1],
+        lake_metrics.METRICS,
+    )
 
     @property
     def endpoints(self) -> Endpoints:
@@ -149,7 +157,9 @@ class Cluster:
         from sbp_core.lake.service import Lake
 
         async with AsyncClient(endpoint) as client:
-            await Lake(client, catalog, LandingSettings(_LAKE_SECONDS)).run()
+            settings = LandingSettings(_LAKE_SECONDS)
+            self._lake = Lake(client, catalog, settings, self._settings.lake_rules)
+            await self._lake.run()
 
     async def _start(self, server: RangeServer | RangeServerProcess) -> list[str]:
         self._range_servers.append(server)
@@ -182,7 +192,8 @@ class Cluster:
 
     async def read_metrics(self) -> list[Reading]:
         """Return the metrics of the parts that run in this process."""
-        return [reading for each in self._observed() for reading in await each.read_metrics()]
+        observed = [*self._observed(), *([] if self._lake is None else [self._lake])]
+        return [reading for each in observed for reading in await each.read_metrics()]
 
     def _observed(self) -> list[PlacementDriver | RangeServer]:
         """Return the parts that run in this process."""

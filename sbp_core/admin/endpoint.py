@@ -14,7 +14,7 @@ from sbp_core.admin.pacing import paced_loop
 from sbp_core.admin.pages import LOOP_SECONDS_MAX, Pages
 from sbp_core.server.gate import gate_of
 from sbp_core.server.runtime import SystemClock
-from sbp_core.server.served import Served
+from sbp_core.server.served import Observed
 from sbp_core.settings.listening import Exposure, ListenerSettings, join_address
 from sbp_core.web.http_listener import HttpLimits, HttpListener
 
@@ -38,7 +38,7 @@ class AdminEndpoint:
 
     def __init__(
         self,
-        servers: Served,
+        servers: Observed,
         settings: ListenerSettings,
         port: int,
         config: Callable[[], Mapping[str, object]],

@@ -29,7 +29,7 @@ from sbp_core.admin.exposition import CONTENT_TYPE, Exposition
 from sbp_core.errors import PermissionDeniedError, SbpError, UnauthenticatedError
 from sbp_core.server.gate import Gate
 from sbp_core.server.metrics import Catalog
-from sbp_core.server.served import Condition, Served, Unready
+from sbp_core.server.served import Condition, Observed, Unready
 from sbp_core.server.trust import Standing
 from sbp_core.tls import Contexts
 from sbp_core.tls_expiry import Expiry, expiries, shown
@@ -112,7 +112,7 @@ class Pages:
 
     def __init__(
         self,
-        servers: Served,
+        servers: Observed,
         loop: asyncio.AbstractEventLoop,
         gate: Gate,
         config: Callable[[], Mapping[str, object]],

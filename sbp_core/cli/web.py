@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import click
@@ -15,13 +16,16 @@ import click
 from sbp_core import __version__, tls, tls_expiry
 from sbp_core.cli.commands import Command
 from sbp_core.cli.connect import connecting
+from sbp_core.cli.lake import catalog_options
 from sbp_core.cli.options import ClientOptions, Declare, declaring, transfer_options
 from sbp_core.cli.server_options import settings_options
 from sbp_core.cli.serving import ReadyFile, announce, logged_process, watch_signals
+from sbp_core.lake.catalog import open_catalog
 from sbp_core.settings.configuration import ProcessSettings, given_values, settings_of
 from sbp_core.settings.web_settings import ConsoleSettings, HttpSettings, WebSettings
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from starlette.types import ASGIApp
 
     from sbp_core.cli.logs import ProcessLog
@@ -163,16 +167,19 @@ def _make_records(settings: HttpSettings, callers: Callers, stopping: asyncio.Ev
     return records_app(callers, Bodies(settings.body_bytes_max), Tails(stopping))
 
 
-def _make_console(settings: WebSettings, callers: Callers, stopping: asyncio.Event) -> ASGIApp:
+def _make_console(
+    catalog: Catalog | None, settings: WebSettings, callers: Callers, stopping: asyncio.Event
+) -> ASGIApp:
     from sbp_core.web.console.app import make_app
     from sbp_core.web.console.histories import Sampler
     from sbp_core.web.console.site import Site
+    from sbp_core.web.console.tables import Tables
 
     sampler = Sampler(stopping, hold=callers.holding)
     own = callers.maybe_own()
     if own is not None:  # so that charts begin before somebody looks
         sampler.look(own)
-    return make_app(Site(callers, sampler, settings.endpoint))
+    return make_app(Site(callers, sampler, settings.endpoint, Tables(catalog)))
 
 
 def _make_client(endpoint: str, connecting: Connecting) -> AsyncClient:
@@ -182,14 +189,14 @@ def _make_client(endpoint: str, connecting: Connecting) -> AsyncClient:
 
 
 _HTTP: Final = WebService("http", HttpSettings, _make_records)
-_CONSOLE: Final = WebService(
-    "console", ConsoleSettings, _make_console, has_sessions=True, make_client=_make_client
-)
 
 
 @click.command(cls=Command, example="sbp console --port 12380")
 @_web_options(ConsoleSettings)
-def console(client: ClientOptions, **given: Any) -> int:
+@catalog_options
+def console(
+    client: ClientOptions, *, catalog: str | None, warehouse: str | None, **given: Any
+) -> int:
     """Serve pages for a browser, about the cluster.
 
     The pages show rates, lag, streams and their records, groups, transactions, servers. The console
@@ -197,4 +204,9 @@ def console(client: ClientOptions, **given: Any) -> int:
     user signs in with, or else by the token or certificate of this command, on an address that only
     this machine reaches.
     """
-    return _CONSOLE.run(client, given)
+    tables = open_catalog(catalog, warehouse) if catalog or warehouse else None
+    make = partial(_make_console, tables)
+    service = WebService(
+        "console", ConsoleSettings, make, has_sessions=True, make_client=_make_client
+    )
+    return service.run(client, given)

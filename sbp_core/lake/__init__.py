@@ -5,6 +5,8 @@ files.py           the Parquet files of a table
 table.py           one table: what has landed, by the summaries of its snapshots; the next commit
 landing.py         one stream: records are collected, and committed by interval and size
 service.py         all streams whose property `lake.table` names a table
+status.py          how far streams have landed, and are behind
+metrics.py         the same as metrics
 history.py         the files of a table as record batches
 history_client.py  a client to which a stream begins where its table does
 """

@@ -6,7 +6,6 @@ microseconds. A duration cannot be expressed, so a stream with one is refused by
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
@@ -18,13 +17,13 @@ from sbp_core.app.record import Batch
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.quantities import quoted
 from sbp_core.records.evolution import map_columns
+from sbp_core.settings.lake_tables import is_table_name
 
 OFFSET: Final = "_offset"
 TIMESTAMP: Final = "_timestamp"
 KEY: Final = "_key"
 HEADERS: Final = "_headers"
 
-_TABLE_NAME: Final = re.compile(r"[\w-]+(\.[\w-]+)+", re.ASCII)
 _ADDED: Final = [
     pa.field(OFFSET, pa.int64(), nullable=False),
     pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC"), nullable=False),
@@ -49,7 +48,7 @@ _EXPRESSED: Final = {
 
 def check_table_name(name: str) -> None:
     """Raise ConfigurationError for what is no name of a table in a namespace."""
-    if _TABLE_NAME.fullmatch(name) is None:
+    if not is_table_name(name):
         raise ConfigurationError(
             f"{quoted(name)} names no table: write NAMESPACE.TABLE, of letters, digits, _ and -"
         )

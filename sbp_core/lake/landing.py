@@ -35,7 +35,6 @@ T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 
 _FETCH_BYTES: Final = 8 << 20
-_FETCH_WAIT_MS: Final = 10_000
 _COMPACTED_COMMITS: Final = 16
 _EXPIRY_SECONDS: Final = 3_600.0
 _RETRY_SECONDS: Final = (1.0, 60.0)
@@ -46,12 +45,14 @@ _RETRY_SECONDS: Final = (1.0, 60.0)
 class LandingSettings:
     """When records are committed: `interval_seconds` after the first, or with `file_bytes`.
 
-    Snapshots are kept for `keep_seconds`: so long a reader may use an old one.
+    Snapshots are kept for `keep_seconds`: so long a reader may use an old one. A stream without new
+    records is trimmed every `idle_seconds`.
     """
 
     interval_seconds: float = 60.0
     file_bytes: int = 128 << 20
     keep_seconds: float = 86_400.0
+    idle_seconds: float = 10.0
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Landing:
     ) -> None:
         self._client = client
         self._catalog = catalog
-        self._stream = stream
+        self.stream: Final = stream
         self._settings = settings
         self._workers = workers
         self._schemas: dict[str, StreamSchema] = {}
@@ -100,6 +101,7 @@ class Landing:
         self._trim_after = trim_after
         self._trimmed_offset = 0
         self.state = TableState(stream.label, table)
+        self.error_count = 0
         self.changed: Final = asyncio.Event()
         """Set whenever `state` is another one."""
 
@@ -114,7 +116,8 @@ class Landing:
                 _LOG.info("landing goes on behind another process: %s", error)
             except Exception as error:  # noqa: BLE001 - catalogs and object stores raise anything
                 text = describe_error(error, self._catalog)
-                _LOG.error("landing failed stream=%s: %s", self._stream.label, text)
+                _LOG.error("landing failed stream=%s: %s", self.stream.label, text)
+                self.error_count += 1
                 self._show(replace(self.state, error=text))
             if self.state.landed_offset != landed:
                 pause = _RETRY_SECONDS[0]
@@ -126,7 +129,7 @@ class Landing:
         await self._learn_schemas()
         schema = PLAIN if self._columns is None else table_schema(self._columns)
         table = await self._blocking(
-            LakeTable.open, self._catalog, self.state.table, self._stream, schema
+            LakeTable.open, self._catalog, self.state.table, self.stream, schema
         )
         landed = await self._blocking(table.landed)
         commit = None if landed is None else landed.commit
@@ -135,11 +138,12 @@ class Landing:
                 "the metadata of the cluster is older than the table, or of another cluster:"
                 " offsets may stand for other records now. Name another table"
             )
-        self._show(table.state())
+        # A table that opens is no success yet: the next commit may fail as the last one did.
+        self._show(replace(table.state(), error=self.state.error))
         expected = None if landed is None else landed.end_offset
         position = expected
         if position is None:
-            (bounds,) = await self._client.stream_bounds([self._stream.stream_id])
+            (bounds,) = await self._client.stream_bounds([self.stream.stream_id])
             position = bounds.start_offset
         while True:
             collected = await self._collect(position)
@@ -147,9 +151,9 @@ class Landing:
                 await self._blocking(self._commit, table, collected, expected)
                 expected = position = collected.end_offset
                 await self._blocking(self._maintain, table)
-                self._show(table.state())
             else:
                 position = collected.end_offset
+            self._show(table.state())
             if expected is not None and trim_after_ms is not None:
                 await self._trim(expected, trim_after_ms)
 
@@ -167,7 +171,7 @@ class Landing:
 
     async def _trim(self, landed_offset: int, age_ms: int) -> None:
         """Trim the records that have landed and were appended longer ago than an age."""
-        stream_id = self._stream.stream_id
+        stream_id = self.stream.stream_id
         time_ms = max(0, time.time_ns() // 1_000_000 - age_ms)
         found = await self._client.lookup_offsets({stream_id: 1000 * time_ms})
         offset = min(found[stream_id], landed_offset)
@@ -177,17 +181,20 @@ class Landing:
             self._show(self.state)
 
     async def _collect(self, position: int) -> _Collected:
-        """Return the next records: up to a size, a time, a gap, or a change of the schema."""
+        """Return the next records: up to a size, a time, a gap, or a change of the schema.
+
+        Without new records they are none after `idle_seconds`.
+        """
         collected = _Collected(position)
         loop = asyncio.get_running_loop()
         deadline: float | None = None
         while collected.bytes < self._settings.file_bytes:
-            wait_ms = _FETCH_WAIT_MS
+            wait_ms = int(1000 * self._settings.idle_seconds)
             if deadline is not None:
                 wait_ms = min(wait_ms, int(1000 * (deadline - loop.time())))
                 if wait_ms <= 0:
                     break
-            item = FetchItem(self._stream.stream_id, collected.end_offset, None, _FETCH_BYTES)
+            item = FetchItem(self.stream.stream_id, collected.end_offset, None, _FETCH_BYTES)
             (found,) = [each async for each in self._client.fetch([item], max_wait_ms=wait_ms)]
             if isinstance(found.error, OffsetOutOfRangeError):
                 if collected.batches:
@@ -206,6 +213,8 @@ class Landing:
                 await self._blocking(self._add, collected, envelopes)
                 if deadline is None:
                     deadline = loop.time() + self._settings.interval_seconds
+            elif deadline is None:
+                break
         return collected
 
     def _behind_gap(self, position: int, error: OffsetOutOfRangeError) -> int:
@@ -216,12 +225,12 @@ class Landing:
         _LOG.error(
             "records lost to the lake stream=%s start=%d end=%d: they were trimmed before they had"
             " landed",
-            *(self._stream.label, position, start),
+            *(self.stream.label, position, start),
         )
         return start
 
     def _add(self, collected: _Collected, envelopes: list[Any]) -> None:
-        label, at = self._stream.label, collected.end_offset
+        label, at = self.stream.label, collected.end_offset
         for batch in decode_fetched(label, envelopes, at, None, self._schemas):
             collected.add(rows_of(batch, self._columns))
 
@@ -250,7 +259,7 @@ class Landing:
             table.expire(datetime.now(UTC) - timedelta(seconds=self._settings.keep_seconds))
 
     async def _learn_schemas(self) -> None:
-        stream_id = self._stream.stream_id
+        stream_id = self.stream.stream_id
         versions = (await self._client.describe_schemas([stream_id]))[stream_id]
         self._schemas = {each.schema.fingerprint: each.schema for each in versions}
         self._columns = versions[-1].schema.arrow if versions else None

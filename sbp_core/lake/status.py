@@ -1,52 +1,61 @@
-"""How far a stream has landed, as its table says, and how far that is behind the stream."""
+"""How far streams have landed, as their tables say, and how far that is behind the streams."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from sbp_core.client import AsyncClient
-from sbp_core.client.types import StreamInfo
+from sbp_core.client.types import CursorInfo, StreamInfo
 from sbp_core.lake.catalog import describe_error
 from sbp_core.lake.table import LakeTable, TableState
+from sbp_core.operating.cursor_lag import Lag, measure_group, unread_offsets
+
+_ANSWER_MS: Final = 3_000
+"""How long range servers that do not answer are waited for."""
 
 
-@dataclass(frozen=True, slots=True)
-class LakeStatus:
-    """The state of a table, and how many records and seconds it is behind the stream.
+async def find_statuses(
+    client: AsyncClient, catalog: Catalog, tables: Sequence[tuple[StreamInfo, str]]
+) -> list[tuple[TableState, Lag | None]]:
+    """Return how far streams have landed in tables, and are behind; None if that is not known.
 
-    The seconds are the age of the first record that has not landed; None if that is not known.
+    An error of the catalog or a table is in its state. Raises SbpError if the cluster does not
+    answer.
     """
+    states = {each[0]: await asyncio.to_thread(state_of, catalog, *each) for each in tables}
+    known = {stream: each.landed_offset for stream, each in states.items() if each.error is None}
+    lags = await find_lags(client, known)
+    return [(state, lags.get(stream.stream_id)) for stream, state in states.items()]
 
-    state: TableState
-    lag_records: int
-    lag_seconds: float | None
 
+async def find_lags(client: AsyncClient, landed: Mapping[StreamInfo, int | None]) -> dict[int, Lag]:
+    """Return by stream id how far streams are behind, whose offsets have landed so far.
 
-async def find_status(
-    client: AsyncClient, catalog: Catalog, stream: StreamInfo, table: str
-) -> LakeStatus:
-    """Return the status of a stream. Raises SbpError if the cluster does not answer.
-
-    An error of the catalog or the table is in the state.
+    A landed offset is a cursor: the records at and behind it have not landed. Raises SbpError if
+    the placement driver does not answer.
     """
-    (bounds,) = await client.stream_bounds([stream.stream_id])
-    state = await asyncio.to_thread(_state_of, catalog, stream, table)
-    first = bounds.start_offset if state.landed_offset is None else state.landed_offset
-    lag = max(0, bounds.next_offset - first)
-    if not lag:
-        return LakeStatus(state, 0, 0.0)
-    appended_ms = (await client.append_times({stream.stream_id: first}))[stream.stream_id]
-    if appended_ms is None:
-        return LakeStatus(state, lag, None)
-    return LakeStatus(state, lag, max(0.0, round(time.time() - appended_ms / 1000, 3)))
+    infos = {each.stream_id: each for each in landed}
+    reaches = await client.reach(dict.fromkeys(infos), timeout_ms=_ANSWER_MS, spared={})
+    cursors = [
+        CursorInfo(
+            each.stream_id, reaches[each.stream_id].start_offset if offset is None else offset, 0
+        )
+        for each, offset in landed.items()
+    ]
+    unread = unread_offsets(cursors, reaches)
+    times = await client.append_times(unread, timeout_ms=_ANSWER_MS)
+    lags = measure_group(cursors, infos, reaches, times, time.time_ns() // 1_000_000)
+    return {each.stream_id: each for each in lags}
 
 
-def _state_of(catalog: Catalog, stream: StreamInfo, name: str) -> TableState:
+def state_of(catalog: Catalog, stream: StreamInfo, name: str) -> TableState:
+    """Return the state of a table, which may be an error. Blocks."""
     try:
         return LakeTable(catalog.load_table(name), stream).state()
     except NoSuchTableError:

@@ -90,6 +90,7 @@ class TableState:
     bytes: int = 0
     gaps: tuple[tuple[int, int], ...] = ()
     metadata_location: str | None = None
+    committed_at_ms: int | None = None
     error: str | None = None
 
 
@@ -127,6 +128,7 @@ class LakeTable:
             int(summary.get("total-files-size", 0)),
             () if landed is None else landed.gaps,
             self._table.metadata_location,
+            None if snapshot is None else snapshot.timestamp_ms,
         )
 
     def landed(self) -> Landed | None:

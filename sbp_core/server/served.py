@@ -23,18 +23,11 @@ Condition = Mapping[str, object]
 """Else to know of a server: its role, and which other one leads."""
 
 
-class Served(Protocol):
-    """Servers, for the thread of their loop. `failed` ends with the reason when they must stop."""
+class Observed(Protocol):
+    """A process as its admin endpoint shows it, for the thread of its loop."""
 
     catalogs: ClassVar[Sequence[Catalog]]
-    """All metrics that they may have."""
-    failed: asyncio.Future[SbpError]
-
-    async def start(self) -> Any:
-        """Start; return what the command prints."""
-
-    async def stop(self) -> None:
-        """Let open calls finish, and stop."""
+    """All metrics that there may be."""
 
     def unready(self) -> list[Unready]:
         """Return why they do not do what they are there for; nothing if they do."""
@@ -44,3 +37,15 @@ class Served(Protocol):
 
     async def read_metrics(self) -> list[Reading]:
         """Return the metrics as they are now."""
+
+
+class Served(Observed, Protocol):
+    """Servers, for the thread of their loop. `failed` ends with the reason when they must stop."""
+
+    failed: asyncio.Future[SbpError]
+
+    async def start(self) -> Any:
+        """Start; return what the command prints."""
+
+    async def stop(self) -> None:
+        """Let open calls finish, and stop."""

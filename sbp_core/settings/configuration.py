@@ -269,7 +269,7 @@ def _configuration(
 
 
 SERVE: Final = _configuration(
-    *("serve", "server.toml", ClusterSettings, "serve", "placement_driver", "range_server")
+    *("serve", "server.toml", ClusterSettings, "serve", "lake", "placement_driver", "range_server")
 )
 PD: Final = _configuration("pd", "pd.toml", PlacementDriverSettings, "placement_driver")
 RANGE_SERVER: Final = _configuration(

@@ -15,9 +15,11 @@ from sbp_core.settings.declaration import (
     choice_setting,
     flag_setting,
     integer_setting,
+    list_setting,
     path_setting,
     text_setting,
 )
+from sbp_core.settings.lake_tables import TableRule
 from sbp_core.settings.listening import ListenerSettings, SharedSettings
 
 FSYNC_ALWAYS: Final = "always"
@@ -352,6 +354,15 @@ class ClusterSettings(RangeServerTuning, PlacementDriverTuning, SharedSettings):
         " with `sbp lake`.",
         option="--lake",
     )
+    lake_tables: tuple[str, ...] = list_setting(
+        "Tables of streams that have none yet. The first pattern that matches the name of a stream"
+        " sets its property lake.table; {stream} is the name.",
+        "PATTERN=NAMESPACE.TABLE, such as orders-*=sales.{stream}",
+        section="lake",
+        key="tables",
+        option="--lake-table",
+        metavar="PATTERN=TABLE",
+    )
     pd_port: int = _port_setting(12378, "--pd-port", section="placement_driver", key="port")
     pd_advertise_port: int = _advertised_port_setting("placement_driver")
     range_server_port: int = _port_setting(
@@ -372,6 +383,7 @@ class ClusterSettings(RangeServerTuning, PlacementDriverTuning, SharedSettings):
                 "lake is for servers without TLS and identities; beside others run `sbp lake`,"
                 " which has the options of a client"
             )
+        _ = self.lake_rules
         self.placement_driver()
         ports = {self.range_server(index, "unused:1").port for index in range(self.range_servers)}
         if self.pd_port != 0 and self.pd_port in ports:
@@ -379,6 +391,11 @@ class ClusterSettings(RangeServerTuning, PlacementDriverTuning, SharedSettings):
                 f"pd_port {self.pd_port} is also the port of a range server"
                 f" ({min(ports)}..{max(ports)}); choose another one"
             )
+
+    @property
+    def lake_rules(self) -> list[TableRule]:
+        """The rules of `lake_tables`. Raises ConfigurationError."""
+        return [*map(TableRule.parse, self.lake_tables)]
 
     def placement_driver(self) -> PlacementDriverSettings:
         """Return the settings of the placement driver."""

@@ -9,7 +9,7 @@ from sbp_core.client import AsyncClient
 from sbp_core.lake.catalog import open_catalog
 from sbp_core.lake.landing import Landing, LandingSettings
 
-NOW = LandingSettings(interval_seconds=0.05)
+NOW = LandingSettings(interval_seconds=0.05, idle_seconds=0.05)
 
 
 def catalog_in(folder):

@@ -5,6 +5,7 @@ transactions, servers, login. `health.py` finds the problems that two of them sh
 
     site.py       the frame, `get` and `post` for routes, questions, actions done once
     histories.py  rates and lags over time
+    tables.py     Iceberg tables of streams
     sorting.py    sorting and pages of tables
     charts.py     pictures, which macros.html draws
     words.py      the filters of the templates

@@ -31,6 +31,7 @@ from sbp_core.web.callers import Callers
 from sbp_core.web.console import charts, words
 from sbp_core.web.console.histories import Sampler
 from sbp_core.web.console.sorting import link_to
+from sbp_core.web.console.tables import Tables
 
 KEPT_MAX: Final = 1_000
 """Actions that are remembered. A further action replaces the oldest action that is over."""
@@ -127,12 +128,15 @@ def make_client(endpoint: str, connecting: Connecting) -> AsyncClient:
 class Site:
     """The console of one cluster, which its handlers find by `Site.of`."""
 
-    def __init__(self, callers: Callers, sampler: Sampler, endpoint: str) -> None:
+    def __init__(
+        self, callers: Callers, sampler: Sampler, endpoint: str, tables: Tables | None = None
+    ) -> None:
         assert callers.sessions is not None, "browsers sign in"
         self.sessions = callers.sessions
         self.callers = callers
         self.sampler = sampler
         self.submissions = Submissions()
+        self.tables = tables or Tables()
         self._endpoint = endpoint
         self._secret = secrets.token_bytes(32)
         self._templates = Environment(

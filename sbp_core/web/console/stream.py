@@ -10,13 +10,14 @@ from starlette.responses import Response
 
 from sbp_core.client import AsyncClient, Reach, SchemaVersion, StreamInfo, StreamUpdate
 from sbp_core.errors import ConfigurationError, RefusedError, StatusCode
+from sbp_core.lake import TABLE_PROPERTY
 from sbp_core.operating.stream_position import PositionKind, find_offset, parse_position
 from sbp_core.quantities import is_offset, show_retention
 from sbp_core.records import Change, compare_schemas, field_text
 from sbp_core.records.stream_schema import type_text
 from sbp_core.web.console import sorting
 from sbp_core.web.console.charts import SPANS, Series, draw, draw_ranges, end_of, span_of
-from sbp_core.web.console.site import Done, Field, Question, Visit, check_typed, get, post
+from sbp_core.web.console.site import Done, Field, Question, Site, Visit, check_typed, get, post
 from sbp_core.web.console.streams import StreamForm, check_is_new, parse_count, titled
 from sbp_core.web.console.words import count_text, counted
 from sbp_core.wording import listed
@@ -40,6 +41,8 @@ async def show(visit: Visit) -> Response:
     readers = [(group, lag) for (group, read_id), lag in lags.items() if read_id == stream_id]
     rates = [Series(info.label, samples.rates_over_time([stream_id])[stream_id])]
     span = span_of(visit.query)
+    properties = (await client.describe_properties([stream_id]))[stream_id]
+    table, tables = properties.get(TABLE_PROPERTY), Site.of(visit.request).tables
     return visit.page(
         *("stream.html", info.label),
         stream=info,
@@ -53,7 +56,9 @@ async def show(visit: Visit) -> Response:
         span=span,
         rates=draw("Records per second", rates, time.time_ns() / 1_000_000, "/s", SPANS[span]),
         readers=sorted(readers, key=lambda each: (-each[1], each[0])),
-        properties=(await client.describe_properties([stream_id]))[stream_id],
+        properties=properties,
+        table=table,
+        landed=None if table is None else await tables.maybe_state(info, table),
     )
 
 
