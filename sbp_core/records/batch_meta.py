@@ -22,6 +22,7 @@ _TIMESTAMP_COLUMN: Final = "timestamp_column"
 _PROJECTION: Final = "projection"
 _STATISTICS: Final = "statistics"
 _SKIPPED: Final = "skipped"
+_ORIGIN: Final = "origin"
 _TIME: Final = struct.Struct("<q")
 _TIME_MIN: Final = -(2**63)
 _TIME_MAX: Final = 2**63 - 1
@@ -40,6 +41,7 @@ _PROPERTIES: Final = (
     _STATISTICS,
     _PROJECTION,
     _SKIPPED,
+    _ORIGIN,
 )
 
 
@@ -56,6 +58,8 @@ class BatchMeta(NamedTuple):
     statistics: str | None = None
     projection: str | None = None
     skipped: str | None = None
+    origin: str | None = None
+    """Names the batch at its sender, so that batches with equal records differ."""
 
 
 def encode_meta(meta: BatchMeta) -> bytes:
@@ -86,6 +90,7 @@ def _encode(meta: BatchMeta) -> bytes:
         _STATISTICS: meta.statistics,
         _PROJECTION: meta.projection,
         _SKIPPED: meta.skipped,
+        _ORIGIN: meta.origin,
     }
     return _SCHEMA.encode(
         RecordBatchMeta(

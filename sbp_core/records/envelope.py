@@ -114,8 +114,11 @@ def encode_envelope(
     schema_fingerprint: str | None = None,
     timestamp_column: str | None = None,
     statistics: str | None = None,
+    origin: str | None = None,
 ) -> bytes:
     """Return a whole record batch; `body` is a sequence of buffers, joined without padding.
+
+    `origin` names the batch at its sender: batches with equal records differ by it.
 
     Raises RecordBatchError when the batch would break a limit.
     """
@@ -130,6 +133,7 @@ def encode_envelope(
         statistics,
         projection=None,
         skipped=None,
+        origin=origin,
     )
     head = encode_head(meta, base_offset)
     length_bytes = len(head) + sum(map(len, body))

@@ -100,18 +100,20 @@ class Writer:
     `unacknowledged` of an appender has the batches to go on with.
 
     A writer serves one append at a time, with any client. Without `writer_id` the writer gets a new
-    id. Use an id in one process only, and never again, because numbers begin at 0. Raises
+    id. Use an id in one process only, and never again, because numbers begin at 0, or at
+    `first_sequence` if the caller knows how far an earlier writer of that id came. Raises
     ConfigurationError for an id that is not 1 to WRITER_ID_LENGTH_MAX letters, digits, `.`, `_` and
     `-`.
     """
 
-    def __init__(self, writer_id: str | None = None) -> None:
+    def __init__(self, writer_id: str | None = None, *, first_sequence: int = 0) -> None:
         self.writer_id: Final = uuid.uuid4().hex if writer_id is None else writer_id
         if not is_writer_id(self.writer_id):
             raise ConfigurationError(
                 f"{self.writer_id!a} cannot name a writer: expected 1 to"
                 f" {limits.WRITER_ID_LENGTH_MAX} letters, digits, '.', '_' or '-'"
             )
+        self._first_sequence = first_sequence
         self._streams: dict[int, _Stream] = {}
         self._failed = _FailedCall()
         self._at_work = threading.Lock()
@@ -121,7 +123,9 @@ class Writer:
             raise ConfigurationError(
                 f"writer {self.writer_id} is at work: one append at a time, or another writer"
             )
-        return _WriterNumbering(self.writer_id, self._streams, self._failed, self._at_work)
+        return _WriterNumbering(
+            self.writer_id, self._first_sequence, self._streams, self._failed, self._at_work
+        )
 
 
 @dataclass(slots=True)
@@ -196,11 +200,13 @@ class _WriterNumbering(Numbering):
     def __init__(
         self,
         writer_id: str,
+        first_sequence: int,
         streams: dict[int, _Stream],
         failed: _FailedCall,
         at_work: threading.Lock,
     ) -> None:
         self._writer_id = writer_id
+        self._first_sequence = first_sequence
         self._all_streams = streams
         self._failed = failed
         self._at_work = at_work
@@ -271,7 +277,7 @@ class _WriterNumbering(Numbering):
         counts: Counter[int] = Counter()
         for item in items:
             if item.stream_id not in self._streams:
-                stream = self._all_streams.setdefault(item.stream_id, _Stream())
+                stream = self._all_streams.setdefault(item.stream_id, _Stream(self._first_sequence))
                 self._streams[item.stream_id] = stream
                 stream.begin()
             stream = self._streams[item.stream_id]

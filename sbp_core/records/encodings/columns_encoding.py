@@ -82,6 +82,7 @@ def encode_columns(
     base_offset: int = 0,
     stats_columns: Sequence[str] = (),
     is_checked: bool = False,
+    origin: str | None = None,
 ) -> bytes:
     """Return rows of a schema as a whole record batch, envelope included.
 
@@ -106,6 +107,7 @@ def encode_columns(
         schema_fingerprint=schema.fingerprint,
         timestamp_column=timestamp_column,
         statistics=encode_statistics(batch, stats_columns),
+        origin=origin,
     )
 
 

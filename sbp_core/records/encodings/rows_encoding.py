@@ -56,6 +56,7 @@ def encode_rows(
     compression: Compression = "none",
     base_offset: int = 0,
     is_checked: bool = False,
+    origin: str | None = None,
 ) -> bytes:
     """Return rows of ROWS_SCHEMA as a whole record batch, envelope included.
 
@@ -74,6 +75,7 @@ def encode_rows(
         base_timestamp_ms=timestamp_ms,
         encoding=ROWS_ENCODING,
         base_offset=base_offset,
+        origin=origin,
     )
 
 
