@@ -315,7 +315,7 @@ async def _serve_until(
             content["admin"] = admin
             lines.append(f"admin             {admin}")
         tls_expiry.warn()
-        _settle_garbage()
+        settle_garbage()
         ready.write(content)
         addresses = ", ".join(_addresses(content))
         manager.serves(f"serving {addresses}")
@@ -338,7 +338,7 @@ def _addresses(content: Mapping[str, Any]) -> Iterator[str]:
         yield from [value] if isinstance(value, str) else value
 
 
-def _settle_garbage() -> None:
+def settle_garbage() -> None:
     """Exempt what is loaded by now from collections, and have fewer: requests make few cycles.
 
     A full one would hold all answers up while it walks everything that is there to stay.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError
@@ -27,7 +27,8 @@ IN_FLIGHT_BYTES_MAX: Final = 64 * limits.MIB
 """Bytes of the bodies of all requests that are not answered yet."""
 
 
-def _port_setting(default: int) -> Any:
+def port_setting(default: int) -> Any:
+    """Declare the port of a command that serves clients of its own."""
     about = "Port to listen on; 0 picks a free one."
     return integer_setting(about, 0, 65_535, default=default, option="--port", metavar="PORT")
 
@@ -43,6 +44,9 @@ class WebSettings:
     Raises ConfigurationError for what cannot work, or would let anybody in.
     """
 
+    keeps_credentials: ClassVar[bool] = False
+    """Whether no request ever uses the credentials of this process, where requests need a token."""
+
     endpoint: str
     connecting: Connecting
     host: str = text_setting(
@@ -53,12 +57,12 @@ class WebSettings:
         metavar="HOST",
     )
     port: int
-    https_cert: Path | None = path_setting(
+    listener_cert: Path | None = path_setting(
         "Speak HTTPS only, with the certificate in this file, and its chain.",
         "a file in PEM",
         option="--https-cert",
     )
-    https_key: Path | None = path_setting(
+    listener_key: Path | None = path_setting(
         "Key of that certificate.", "a file in PEM", option="--https-key"
     )
     insecure: bool = flag_setting(
@@ -70,13 +74,13 @@ class WebSettings:
         from sbp_core.client.connecting import parse_endpoint, parse_endpoints
 
         check_settings(self)
-        if (self.https_cert is None) != (self.https_key is None):
+        if (self.listener_cert is None) != (self.listener_key is None):
             raise ConfigurationError("give --https-cert and --https-key, both or neither")
         parse_endpoints(self.endpoint)
         parse_endpoint(join_address(self.host, self.port or 1))
         if self.is_local:
             return
-        if self.has_own_credentials:
+        if self.has_own_credentials and not (self.keeps_credentials and self.needs_token):
             raise ConfigurationError(
                 f"--host {self.host} can be reached from other machines, and requests without a"
                 " token would act with the token or certificate of this process: leave out"
@@ -97,9 +101,9 @@ class WebSettings:
         """The files of HTTPS; None without them."""
         from sbp_core.tls import PublicTls
 
-        if self.https_cert is None or self.https_key is None:
+        if self.listener_cert is None or self.listener_key is None:
             return None
-        return PublicTls(self.https_cert, self.https_key)
+        return PublicTls(self.listener_cert, self.listener_key)
 
     @property
     def is_local(self) -> bool:
@@ -139,14 +143,14 @@ class WebSettings:
 class ConsoleSettings(WebSettings):
     """The settings of `sbp console`."""
 
-    port: int = _port_setting(12380)
+    port: int = port_setting(12380)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings(WebSettings):
     """The settings of `sbp http`."""
 
-    port: int = _port_setting(12381)
+    port: int = port_setting(12381)
     body_bytes_max: int = integer_setting(
         f"Largest body of a request, decompressed, up to {IN_FLIGHT_BYTES_MAX}.",
         1,

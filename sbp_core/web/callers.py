@@ -143,13 +143,25 @@ class Callers:
                 "the request has no token, and each needs one here: send the header Authorization"
                 " with Bearer and the token"
             )
-        if token is not None and self._settings.connecting.tls is None:
-            raise UnauthenticatedError.of(NO_IDENTITIES)
+        self._check_identities(token)
         entry = self._entry(token)
         used: list[_Entry] = request.scope[_USED]
         entry.user_count += 1
         used.append(entry)
         return entry.client
+
+    def client_of(self, token: bytes | None) -> AsyncClient:
+        """Return the client of a token, or without one of this process; see `holding`.
+
+        Raises UnauthenticatedError if the cluster knows no identities, ThrottledError if all
+        clients are in use.
+        """
+        self._check_identities(token)
+        return self._entry(token).client
+
+    def _check_identities(self, token: bytes | None) -> None:
+        if token is not None and self._settings.connecting.tls is None:
+            raise UnauthenticatedError.of(NO_IDENTITIES)
 
     def maybe_own(self) -> AsyncClient | None:
         """Return the client of requests without a token; None if the cluster would refuse it."""

@@ -16,7 +16,7 @@ from sbp_core.tls import Tls
 from sbp_core.web.browsers import check_same_site, is_foreign, of_this_host
 from sbp_core.web.problems import STATUS_OF, problem_of, status_of
 
-HTTPS = {"https_cert": Path("web.pem"), "https_key": Path("web.key")}
+HTTPS = {"listener_cert": Path("web.pem"), "listener_key": Path("web.key")}
 IDENTIFYING = Connecting(tls=Tls("ca.pem"))
 
 

@@ -116,8 +116,8 @@ def test_where_other_machines_connect_to_a_request_needs_a_token():
             connecting=Connecting(tls=Tls("ca.pem")),
             port=0,
             host="0.0.0.0",
-            https_cert=Path("web.pem"),
-            https_key=Path("web.key"),
+            listener_cert=Path("web.pem"),
+            listener_key=Path("web.key"),
         )
         callers = Callers(listening, make=FakeClient)
         with pytest.raises(UnauthenticatedError, match="each needs one"):
