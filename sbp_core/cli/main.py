@@ -70,6 +70,7 @@ COMMANDS: Final = (
     ),
     Listed("range-server", "sbp_core.cli.server_commands:range_server", "Run a range server."),
     Listed("http", "sbp_core.cli.web:http", "Serve records over HTTP."),
+    Listed("kafka", "sbp_core.cli.kafka:kafka", "Serve clients of Apache Kafka."),
     Listed(
         "ping",
         "sbp_core.cli.cluster_commands:ping",

@@ -22,6 +22,7 @@ import pyarrow as pa
 from fuzz_columns import check_columns, check_schema, columns_corpus, schema_corpus
 from fuzz_entries import check_entries, entries_corpus
 from fuzz_features import check_features, features_corpus
+from fuzz_kafka import check_kafka, kafka_corpus
 from fuzz_tls import check_tls, tls_corpus
 
 from sbp_core import limits
@@ -477,6 +478,7 @@ TARGETS = {
     "session": Target(session_corpus, check_session),
     "features": Target(features_corpus, check_features),
     "tls": Target(tls_corpus, check_tls),
+    "kafka": Target(kafka_corpus, check_kafka),
     "log": Target(log_corpus, check_log),
     "entries": Target(entries_corpus, check_entries),
 }

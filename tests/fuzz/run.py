@@ -39,6 +39,7 @@ TARGET_NAMES = (
     "session",
     "features",
     "tls",
+    "kafka",
     "log",
     "entries",
 )

@@ -21,6 +21,7 @@ TARGETS = (
     "session",
     "features",
     "tls",
+    "kafka",
     "log",
     "entries",
 )

@@ -11,14 +11,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
@@ -27,6 +26,7 @@ import pyarrow as pa
 import pytest
 
 from sbp_core.client import Client
+from sbp_core.processes import COMMAND
 from sbp_core.records import StreamSchema
 from tests.support.warm import WarmProcess, sbp
 
@@ -34,19 +34,20 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-_HTTP = [sys.executable, "-m", "sbp_core.cli.main", "http"]
 TIMEOUT_SECONDS = 60
 
 
-class HttpProcess:
-    """A process that serves records of the cluster at `endpoint` over HTTP.
+class GatewayProcess:
+    """A process that serves clients of its own, as a client of the cluster at `endpoint`.
 
-    It has a free port, which it keeps when it is started again after `kill`.
+    `word` is its command. It has a free port, which it keeps when it is started again after `kill`.
     """
 
+    word: ClassVar[str]
+
     def __init__(self, folder: Path, endpoint: str, *options: str) -> None:
-        self._ready_path = folder / "http.json"
-        self._command = [*_HTTP, "--endpoint", endpoint, *options]
+        self._ready_path = folder / f"{self.word}.json"
+        self._command = [*COMMAND, self.word, "--endpoint", endpoint, *options]
         self.port = 0
         self.start()
 
@@ -65,7 +66,7 @@ class HttpProcess:
                 break
         else:
             raise AssertionError(self.process.communicate(timeout=TIMEOUT_SECONDS)[1])
-        self.address = json.loads(self._ready_path.read_text())["http"]
+        self.address = json.loads(self._ready_path.read_text())[self.word]
         self.port = int(self.address.rpartition(":")[2])
 
     def end(self, signal_number: int = signal.SIGTERM) -> tuple[int, str]:
@@ -80,16 +81,25 @@ class HttpProcess:
         (line,) = (each for each in status.splitlines() if each.startswith("VmHWM:"))
         return int(line.split()[1]) * 1024
 
+    @classmethod
+    @contextmanager
+    def serving(cls, folder: Path, endpoint: str, *options: str) -> Iterator[Self]:
+        """Run the process."""
+        made = cls(folder, endpoint, *options)
+        try:
+            yield made
+        finally:
+            made.process.kill()
+            made.process.communicate()
 
-@contextmanager
-def serving_http(folder: Path, endpoint: str, *options: str) -> Iterator[HttpProcess]:
-    """Run the process."""
-    made = HttpProcess(folder, endpoint, *options)
-    try:
-        yield made
-    finally:
-        made.process.kill()
-        made.process.communicate()
+
+class HttpProcess(GatewayProcess):
+    """`sbp http`."""
+
+    word = "http"
+
+
+serving_http = HttpProcess.serving
 
 
 @contextmanager

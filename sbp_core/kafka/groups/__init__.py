@@ -1,0 +1,1 @@
+"""Consumer groups of Kafka's protocol: members in memory, offsets as cursors of the cluster."""
