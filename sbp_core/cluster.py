@@ -16,7 +16,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -64,6 +64,8 @@ class Endpoints:
 
     pd: str
     range_servers: tuple[str, ...]
+    kafka: str | None = None
+    """For clients of Kafka; None if they are not served."""
 
 
 _LAKE_SECONDS: Final = 5.0
@@ -92,6 +94,8 @@ class Cluster:
         self._range_servers: list[RangeServer | RangeServerProcess] = []
         self._landing: asyncio.Task[None] | None = None
         self._lake: Lake | None = None
+        self._gateway = AsyncExitStack()
+        self._kafka: str | None = None
         self._unready: Unready | None = Unready("starting", "the servers are being started")
         self.failed: asyncio.Future[SbpError] = asyncio.get_running_loop().create_future()
 
@@ -109,6 +113,7 @@ class Cluster:
         return Endpoints(
             self._placement_driver.endpoint,
             tuple(server.endpoint for server in self._range_servers),
+            self._kafka,
         )
 
     @property
@@ -144,6 +149,8 @@ class Cluster:
                 folder = str(self._settings.data_dir / "lake")
                 catalog = await asyncio.to_thread(open_catalog, None, folder)
                 self._landing = asyncio.create_task(self._land(driver_endpoint, catalog))
+            if self._settings.kafka:
+                await self._serve_kafka(driver_endpoint)
             self._unready = None
             return found
         except BaseException:
@@ -160,6 +167,29 @@ class Cluster:
             settings = LandingSettings(_LAKE_SECONDS)
             self._lake = Lake(client, catalog, settings, self._settings.lake_rules)
             await self._lake.run()
+
+    async def _serve_kafka(self, endpoint: str) -> None:
+        """Serve clients of Kafka, until `stop`."""
+        from sbp_core.client.connecting import Connecting
+        from sbp_core.kafka.service import KafkaListener
+        from sbp_core.settings.kafka_settings import KafkaSettings
+        from sbp_core.web.callers import Callers
+
+        own = self._settings
+        settings = KafkaSettings(
+            endpoint=endpoint,
+            connecting=Connecting(),
+            host=own.host,
+            port=own.kafka_port,
+            insecure=own.insecure,
+            advertise_host=own.advertise_host,
+        )
+        callers = Callers(settings)
+        listener = KafkaListener(settings, callers)
+        self._gateway.push_async_callback(callers.close)
+        self._gateway.push_async_callback(listener.stop)
+        port = await listener.start(own.host, own.kafka_port, settings.exposure)
+        self._kafka = join_address(own.advertise_host or own.host, port)
 
     async def _start(self, server: RangeServer | RangeServerProcess) -> list[str]:
         self._range_servers.append(server)
@@ -206,6 +236,7 @@ class Cluster:
         if self._landing is not None:
             self._landing.cancel()
             await asyncio.gather(self._landing, return_exceptions=True)
+        await self._gateway.aclose()
         servers, self._range_servers = self._range_servers, []
         ends = await asyncio.gather(*(server.stop() for server in servers), return_exceptions=True)
         driver, self._placement_driver = self._placement_driver, None

@@ -52,7 +52,9 @@ def _describe(cluster: Cluster, found: list[list[str]]) -> tuple[dict[str, Any],
     lines = [f"placement driver  {endpoints.pd}"]
     for index, (endpoint, notes) in enumerate(zip(endpoints.range_servers, found, strict=True)):
         lines += [f"range server {index}    {each}" for each in (endpoint, *notes)]
-    content = asdict(endpoints)
+    content = {name: each for name, each in asdict(endpoints).items() if each is not None}
+    if endpoints.kafka is not None:
+        lines.append(f"kafka             {endpoints.kafka}")
     if cluster.admin_endpoints:
         content["range_server_admins"] = cluster.admin_endpoints
     for index, endpoint in enumerate(cluster.admin_endpoints):

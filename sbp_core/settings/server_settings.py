@@ -363,6 +363,10 @@ class ClusterSettings(RangeServerTuning, PlacementDriverTuning, SharedSettings):
         option="--lake-table",
         metavar="PATTERN=TABLE",
     )
+    kafka: bool = flag_setting(
+        "Whether clients of Apache Kafka are served, as with `sbp kafka`.", option="--kafka"
+    )
+    kafka_port: int = _port_setting(9092, "--kafka-port")
     pd_port: int = _port_setting(12378, "--pd-port", section="placement_driver", key="port")
     pd_advertise_port: int = _advertised_port_setting("placement_driver")
     range_server_port: int = _port_setting(
@@ -378,11 +382,12 @@ class ClusterSettings(RangeServerTuning, PlacementDriverTuning, SharedSettings):
                 f" heartbeat_interval_ms of {self.heartbeat_interval_ms}: it takes three at least,"
                 f" {3 * self.heartbeat_interval_ms}"
             )
-        if self.lake and (self.tls_cert_file is not None or self.auth_admins):
-            raise ConfigurationError(
-                "lake is for servers without TLS and identities; beside others run `sbp lake`,"
-                " which has the options of a client"
-            )
+        for name, is_on in (("lake", self.lake), ("kafka", self.kafka)):
+            if is_on and (self.tls_cert_file is not None or self.auth_admins):
+                raise ConfigurationError(
+                    f"{name} is for servers without TLS and identities; beside others run"
+                    f" `sbp {name}`, which has the options of a client"
+                )
         _ = self.lake_rules
         self.placement_driver()
         ports = {self.range_server(index, "unused:1").port for index in range(self.range_servers)}
