@@ -4,18 +4,21 @@ One thread sends records of 100 B to one stream, one call for each, and waits un
 acknowledged; then it reads them back: in batches, and record by record. Ours is
 `sbp_core.connect`; beside it are confluent-kafka (over librdkafka, in C) and kafka-python, with
 one broker. Both servers acknowledge what is on the disk: the topics have `flush.messages=1`. All
-producers are idempotent, and have the same linger and size of batches. The sides run in turn.
+producers are idempotent, and have the same linger and size of batches. The sides run in turn. With
+`sbp kafka` confluent-kafka talks to our server, through a gateway in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -27,6 +30,7 @@ from benchmarks.peer.jars import PeerAbsentError, Pinned, ensure_jars
 from benchmarks.peer.produce import create_topic
 from sbp_core import connect
 from sbp_core.cluster import LocalCluster
+from sbp_core.processes import COMMAND, POLL_SECONDS
 from sbp_spark.java import use_java
 
 _OURS: Final = "sbp"
@@ -48,6 +52,11 @@ class Side(ABC):
     name: str
     first_offset = 0
 
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        return self.name.replace(" ", "-")
+
     @abstractmethod
     def send(self, count: int) -> None:
         """Send records, and return when all are acknowledged."""
@@ -68,6 +77,7 @@ class Ours(Side):
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         cluster = stack.enter_context(LocalCluster(folder))
+        self.endpoint = cluster.endpoint
         self._sbp = stack.enter_context(connect(cluster.endpoint))
         self._sbp.create_stream(_NAME)
 
@@ -85,15 +95,13 @@ class Ours(Side):
 
 
 class Confluent(Side):
-    """confluent-kafka."""
+    """confluent-kafka; a topic has `first_offset` records before."""
 
-    name = "confluent-kafka"
-    first_offset = 1
-    """`create_topic` appends a record."""
-
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, name: str = "confluent-kafka", first_offset: int) -> None:
         import confluent_kafka
 
+        self.name = name
+        self.first_offset = first_offset
         self._library: Any = confluent_kafka
         self._address = address
 
@@ -106,7 +114,7 @@ class Confluent(Side):
             "batch.size": _BATCH_BYTES,
         }
         producer = self._library.Producer(settings)
-        produce, poll, topic = producer.produce, producer.poll, self.name
+        produce, poll, topic = producer.produce, producer.poll, self.topic
         for _ in range(count):
             try:
                 produce(topic, _VALUE)
@@ -142,7 +150,7 @@ class Confluent(Side):
             "enable.auto.commit": False,
         }
         consumer = self._library.Consumer(settings)
-        consumer.assign([self._library.TopicPartition(self.name, 0, start)])
+        consumer.assign([self._library.TopicPartition(self.topic, 0, start)])
         return consumer
 
 
@@ -195,6 +203,23 @@ class KafkaPython(Side):
         return consumer
 
 
+@contextmanager
+def _gateway(endpoint: str, folder: Path) -> Iterator[str]:
+    """Run `sbp kafka` for a while; yield its address."""
+    ready = folder / "kafka-ready.json"
+    options = ["--endpoint", endpoint, "--port", "0", "--ready-file", str(ready)]
+    process = subprocess.Popen([*COMMAND, "kafka", *options], stdout=subprocess.DEVNULL)
+    try:
+        while not ready.exists():
+            if process.poll() is not None:
+                raise AssertionError(f"sbp kafka ended with {process.returncode}")
+            time.sleep(POLL_SECONDS)
+        yield json.loads(ready.read_text(encoding="utf-8"))["kafka"]
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def _round(sides: Sequence[Side], start: int, count: int) -> dict[tuple[str, str], float]:
     """Return the rate of each work and side, in records per second, in one round."""
     rates = {}
@@ -237,13 +262,18 @@ _HEADER: Final = ("what", "client", "records/s", "ratio", "spread")
 def measure(*, rounds: int, count: int, with_kafka: bool, report: Callable[[str], None]) -> None:
     """Measure all sides in turn, and print a table."""
     with new_folder() as folder, ExitStack() as stack:
-        sides: list[Side] = [Ours(stack, folder / "sbp")]
+        ours = Ours(stack, folder / "sbp")
+        address = stack.enter_context(_gateway(ours.endpoint, folder))
+        sides: list[Side] = [ours, Confluent(address, name="sbp kafka", first_offset=0)]
         if with_kafka:
             try:
                 use_java()
                 jars = ensure_jars(Pinned.load().broker, report=report)
                 (broker,) = stack.enter_context(open_brokers(folder / "kafka", jars))
-                for side in (Confluent(broker.address), KafkaPython(broker.address)):
+                for side in (
+                    Confluent(broker.address, first_offset=1),  # `create_topic` appends a record
+                    KafkaPython(broker.address),
+                ):
                     create_topic(broker.address, side.name, [1], {"flush.messages": "1"})
                     sides.append(side)
             except (PeerAbsentError, ImportError) as error:
