@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -304,14 +304,21 @@ class SimulatedCluster:
             if each.is_unsettled and not server.is_damaged
         ]
 
-    def ends_of_copies(self) -> dict[RangeKey, dict[str, tuple[int, Prefix | None]]]:
-        """Return where the settled copies of each range end, by server that lost nothing."""
+    def ends_of_copies(
+        self, first_ranges: Mapping[int, int]
+    ) -> dict[RangeKey, dict[str, tuple[int, Prefix | None]]]:
+        """Return where the settled copies of each range end, by server that lost nothing.
+
+        Some copies of ranges before the first one of their stream ended after they were trimmed
+        away. These are without entries, and left out.
+        """
         found: dict[RangeKey, dict[str, tuple[int, Prefix | None]]] = {}
         for server in self.servers:
             if server.is_damaged:
                 continue
             for key, each in server.ended_copies().items():
-                if each.state is RangeState.SEALED and each.is_whole:
+                is_trimmed = key[1] < first_ranges[key[0]] and not each.seq
+                if each.state is RangeState.SEALED and each.is_whole and not is_trimmed:
                     found.setdefault(key, {})[server.name] = each.next_offset, each.prefix
         return found
 

@@ -132,7 +132,7 @@ class Run:
             late = f"copies not settled {HEAL_SECONDS} s after all faults were over: {unsettled}"
             assert self._world.loop.time() < deadline, late
             await asyncio.sleep(1)
-        for key, ends in self.cluster.ends_of_copies().items():
+        for key, ends in self.cluster.ends_of_copies(self.workload.first_ranges).items():
             assert len(set(ends.values())) == 1, f"copies of range {key} differ: {ends}"
 
     async def _fault(self) -> None:

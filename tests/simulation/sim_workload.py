@@ -279,6 +279,8 @@ class Workload:
         self.committed_ids: list[int] = []
         self.appended: list[str] = []
         """Records that are acknowledged, without their offsets."""
+        self.first_ranges: dict[int, int] = {}
+        """The index of the first range of each stream at the audit."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def create_streams(self, count: int, replicas: int) -> None:
@@ -338,6 +340,7 @@ class Workload:
                 number = self.history.invoke("auditor", "ranges", stream=stream_id)
                 ranges = await auditor.list_ranges([stream_id])
                 self.history.ok(number, ranges=triples(ranges[stream_id]))
+                self.first_ranges[stream_id] = ranges[stream_id][0].range_index
             await auditor.close()
 
         try:

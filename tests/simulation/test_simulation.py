@@ -105,6 +105,36 @@ def test_a_seal_is_finished_that_the_placement_driver_did_not_store(tmp_path):
         cluster.driver.kill()
 
 
+def test_a_copy_of_a_range_that_was_trimmed_away_is_ended(tmp_path):
+    """The server of the copy was down when the range ended, and when its records were trimmed."""
+    with new_world(0) as world:
+        cluster = SimulatedCluster(world, tmp_path, 3)
+
+        async def main():
+            cluster.start()
+            workload = Workload(world)
+            await workload.create_streams(1, replicas=3)
+            (stream_id,) = workload.stream_ids
+            append = partial(append_once, stream_id)
+            await until_done(lambda: workload.as_auditor(append), world, seconds=10)
+            await asyncio.sleep(1)
+            key = stream_id, 0
+            cut_off = next(each for each in cluster.servers if not each.hosted(key).is_led)
+            cut_off.kill(is_power_lost=True)
+            trim = partial(seal_and_trim, stream_id)
+            await until_done(lambda: workload.as_auditor(trim), world, seconds=10)
+            cut_off.power_on()
+            cut_off.start()
+            await asyncio.sleep(15)
+            assert cut_off.copies()[key].state is RangeState.SEALED
+            await workload.as_auditor(append)
+            await asyncio.sleep(1)
+            assert cluster.unsettled_copies() == []
+
+        world.loop.run_until_complete(main())
+        cluster.driver.kill()
+
+
 def new_client():
     return AsyncClient(DRIVER, timeout_ms=1_000, retry=RetryPolicy(budget_ms=0))
 
@@ -115,6 +145,14 @@ async def append_once(stream_id):
 
 async def seal_once(stream_id):
     await new_client().seal_streams([stream_id])
+
+
+async def seal_and_trim(stream_id):
+    """Seal the open range of a stream, and trim the stream behind it."""
+    client = new_client()
+    await client.seal_streams([stream_id])
+    (bounds,) = await client.stream_bounds([stream_id])
+    await client.trim_streams({stream_id: bounds.next_offset})
 
 
 async def until_done(operation, world, seconds):

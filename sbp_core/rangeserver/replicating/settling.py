@@ -24,6 +24,7 @@ from sbp_core import limits
 from sbp_core.errors import DeadlineExceededError, SbpError, TransportError
 from sbp_core.log.durable_log import Log
 from sbp_core.log.states.range_states import LoggedRange, RangeKey, RangeState
+from sbp_core.log.states.replicated_entries import copied_entry, copy_begun_entry
 from sbp_core.rangeserver.appending.commit import GroupCommitter
 from sbp_core.rangeserver.hosted_ranges import HostedRange
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
@@ -208,10 +209,10 @@ class Settler:
             for hosted in undecided
             if hosted.key in placed
         ]
-        missing = [hosted.key for hosted in undecided if hosted.key not in placed]
+        missing = [hosted for hosted in undecided if hosted.key not in placed]
         kept = {hosted.key for hosted in self._host.table.replicated()} - placed.keys()
         self._unlisted = {key: at for key, at in self._unlisted.items() if key in kept} | {
-            key: _later(now, self._unlisted.get(key, _NEVER)[1]) for key in missing
+            each.key: _later(now, self._unlisted.get(each.key, _NEVER)[1]) for each in missing
         }
         self._inherited &= {hosted.key for hosted, each in known if self._host.is_first(each)}
         self.settle_soon([each for _, each in known if each.end_seq >= 0])
@@ -222,7 +223,42 @@ class Settler:
                 causes[hosted.key] = SealCause.PRIMARY_SILENT
             elif hosted.key in troubled:
                 causes[hosted.key] = SealCause.REPLICA_LACKING
+        await self._end_unlisted([each for each in missing if each.end_offset is None])
         return causes
+
+    async def _end_unlisted(self, missing: Sequence[HostedRange]) -> None:
+        """End the copies of ranges that are not listed because they were trimmed away."""
+        for stream_id in {each.stream_id: None for each in missing}:
+            try:
+                first = next(iter(await self._driver.list_ranges(stream_id)), None)
+                if first is None or not self._host.table.is_own(stream_id, first.created_at_ms):
+                    continue
+                for hosted in missing:
+                    if hosted.stream_id == stream_id and hosted.range_index < first.range_index:
+                        await self._end_trimmed(hosted, first.start_offset)
+            except SbpError as error:
+                _LOG.warning("copies of trimmed ranges not ended stream=%d: %s", stream_id, error)
+
+    async def _end_trimmed(self, hosted: HostedRange, start_offset: int) -> None:
+        """End a copy of a range that was trimmed away before it was settled here. Raises SbpError.
+
+        The placement driver has forgotten where the range ended, and no replica needs the entries
+        any more. Unsettled they would stay in the log for good. The copy ends without entries, as
+        if its records had been copied after the trim (copying.py). Two copies wait: one that was
+        led here, because an append that waits may be in the range, and one with more records than
+        were trimmed, because the last ones may never have been committed.
+        """
+        if hosted.is_led or hosted.key in self._at_work:
+            return
+        await self._host.seal(*hosted.key)
+        logged = self._log.maybe_range(hosted.key)
+        if logged is None or not logged.is_whole or logged.next_offset > start_offset:
+            return
+        await self._host.trim(hosted.stream_id, start_offset)
+        begun = copy_begun_entry(hosted.key, start_offset)
+        ended = copied_entry(hosted.key, start_offset, Prefix())
+        await self._committer.submit([begun, ended], copied=hosted.key)
+        _LOG.info("copy of a trimmed range ended stream=%d range=%d", *hosted.key)
 
     def _has_no_primary(self, hosted: HostedRange) -> bool:
         return hosted.state is RangeState.FENCED or hosted.key in self._inherited
