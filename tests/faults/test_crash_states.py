@@ -100,6 +100,10 @@ class StartsTooLate(SteppedDisk):
 
     late = None
 
+    def _begin_generation(self):
+        super()._begin_generation()
+        self.late = None
+
     def replace(self, source, target):
         if target.name == START_NAME:
             self.late = (source, target)

@@ -99,7 +99,8 @@ class LifeOfALog:
                     action()
             except PowerCut:
                 self._disk.lose_power(self._chance.randrange)
-                self._open()
+                with noted(f"after a power cut in {action.__name__}"):
+                    self._open()
         self._maybe_steps_left = None
         self._log.close()
 
@@ -217,11 +218,8 @@ class LifeOfALog:
                 continue
             self._states_of_these.add(state)
             self.states.add(state)
-            try:
+            with noted(f"after a power cut before {operation} of {path} in {self._action}"):
                 self._check(left)
-            except (AssertionError, LogError) as error:
-                error.add_note(f"after a power cut before {operation} of {path} in {self._action}")
-                raise
         if self._maybe_steps_left is not None:
             self._maybe_steps_left -= 1
             if self._maybe_steps_left < 0:
@@ -246,6 +244,16 @@ class LifeOfALog:
         log.append(group)
         disk.lose_power(nothing_unsynced)
         found(self._opened(disk), after(model, group), [])
+
+
+@contextmanager
+def noted(when: str) -> Iterator[None]:
+    """Add to the error of a log that breaks a promise when it broke it."""
+    try:
+        yield
+    except (AssertionError, LogError) as error:
+        error.add_note(when)
+        raise
 
 
 def nothing_unsynced(_: int) -> int:
