@@ -14,8 +14,8 @@ from sbp_spark.reading.offsets import SourceOffset, StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.cluster import cluster_of, read_all, rows_batch
+from tests.support.s3 import BUCKET, SECRET, local_s3
 from tests.support.warm import WarmCluster
-from tests.support.web import BUCKET, SECRET, local_s3
 
 
 @pytest.fixture(params=["directory", "s3"])
