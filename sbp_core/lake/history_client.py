@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from sbp_core.client import BoundsView, Client
 from sbp_core.client.types import (
@@ -38,7 +40,11 @@ if TYPE_CHECKING:
 LAKE: Final = "lake"
 """The server of the range that is the table."""
 _LOOK_SECONDS: Final = 60.0
-"""Pause between looks whether a stream has a table now, or a table more records."""
+"""Pause between looks whether a stream has a table now."""
+_LOADS_MAX: Final = 3
+"""How often a table is loaded again because files of it were removed in between."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,14 @@ class _View(BoundsView):
     """Bounds with the starts of the tables, made of the bounds of the log."""
 
     log: BoundsView = field(default_factory=lambda: BoundsView({}))
+
+
+class _Known(NamedTuple):
+    """A table, None if there was none, and where the log of its stream began at that time."""
+
+    history: TableHistory | None
+    loaded_at: float
+    log_start: int
 
 
 class HistoryClient(Client):
@@ -60,7 +74,7 @@ class HistoryClient(Client):
         super().__init__(endpoint, **settings)
         self._open_catalog = open_catalog
         self._catalog: Catalog | None = None
-        self._known: dict[int, tuple[float, TableHistory | None]] = {}
+        self._known: dict[int, _Known] = {}
         self._log_starts: dict[int, int] = {}
         self._lock = threading.RLock()
 
@@ -69,25 +83,24 @@ class HistoryClient(Client):
     ) -> dict[int, tuple[RangeInfo, ...]]:
         """Return the ranges of each stream, with those that are parts of its table."""
         found = super().list_ranges(stream_ids, as_of=as_of)
-        for stream_id, known in self._histories(stream_ids).items():
-            ranges = found[stream_id]
-            if ranges:
-                log_start = min(each.start_offset for each in ranges)
-                history = self._up_to(stream_id, known, log_start)
-                parts = (
-                    RangeInfo(stream_id, -1, start, end, end, (LAKE,))
-                    for start, end in history.parts(log_start)
-                )
-                found[stream_id] = (*parts, *ranges)
+        log_starts = {
+            stream_id: min(each.start_offset for each in ranges)
+            for stream_id, ranges in found.items()
+            if ranges
+        }
+        for stream_id, history in self._histories(log_starts).items():
+            parts = (
+                RangeInfo(stream_id, -1, start, end, end, (LAKE,))
+                for start, end in history.parts(log_starts[stream_id])
+            )
+            found[stream_id] = (*parts, *found[stream_id])
         return found
 
     def stream_bounds(self, stream_ids: Sequence[int]) -> list[StreamBounds]:
         """Return where each stream begins and ends now, in the order of `stream_ids`."""
-        histories = self._histories(stream_ids)
-        return [
-            replace(each, start_offset=self._start(each.stream_id, each.start_offset, histories))
-            for each in super().stream_bounds(stream_ids)
-        ]
+        found = super().stream_bounds(stream_ids)
+        starts = self._starts({each.stream_id: each.start_offset for each in found})
+        return [replace(each, start_offset=starts[each.stream_id]) for each in found]
 
     def watch_bounds(
         self, stream_ids: Sequence[int], earlier: BoundsView | None = None
@@ -95,11 +108,9 @@ class HistoryClient(Client):
         """Return where streams begin and end now, the same bounds if nothing has changed."""
         before = earlier if isinstance(earlier, _View) else None
         log = super().watch_bounds(stream_ids, earlier if before is None else before.log)
-        histories = self._histories(stream_ids)
+        starts = self._starts({key: each.start_offset for key, each in log.bounds.items()})
         bounds: Mapping[int, StreamBounds] = {
-            stream_id: replace(
-                each, start_offset=self._start(stream_id, each.start_offset, histories)
-            )
+            stream_id: replace(each, start_offset=starts[stream_id])
             for stream_id, each in log.bounds.items()
         }
         if before is not None and bounds == before.bounds:
@@ -109,18 +120,16 @@ class HistoryClient(Client):
     def reach(self, positions: Mapping[int, int | None], **options: Any) -> dict[int, Reach]:
         """Return how far streams can be read from a position; None is their first record."""
         found = super().reach(positions, **options)
-        histories = self._histories(positions)
+        starts = self._starts({key: each.start_offset for key, each in found.items()})
         return {
-            stream_id: replace(
-                each, start_offset=self._start(stream_id, each.start_offset, histories)
-            )
+            stream_id: replace(each, start_offset=starts[stream_id])
             for stream_id, each in found.items()
         }
 
     def stored_bytes(self, stream_ids: Sequence[int], **options: Any) -> dict[int, int]:
         """Return the bytes of each stream in the log and in its files."""
         found = super().stored_bytes(stream_ids, **options)
-        for stream_id, history in self._histories(found).items():
+        for stream_id, history in self._histories(dict.fromkeys(found)).items():
             found[stream_id] += history.bytes
         return found
 
@@ -135,12 +144,14 @@ class HistoryClient(Client):
         found = super().lookup_offsets(
             timestamps, start_offsets=start_offsets, timeout_ms=timeout_ms
         )
-        histories = self._histories(found)
-        for stream_id, history in histories.items():
+        log = {each.stream_id: each.start_offset for each in super().stream_bounds([*found])}
+        for stream_id, history in self._histories(log).items():
             start = max(history.start, (start_offsets or {}).get(stream_id, 0))
-            with self._lock:
-                end = min(history.end, self._log_start(stream_id))
-                older = history.find_time(timestamps[stream_id], start, end)
+            end = min(history.end, log[stream_id])
+            older = self._read(
+                *(stream_id, history),
+                methodcaller("find_time", timestamps[stream_id], start, end),
+            )
             if older is not None:
                 found[stream_id] = older
         return found
@@ -150,7 +161,7 @@ class HistoryClient(Client):
     ) -> Generator[FetchOutcome, None, None]:
         """Yield one outcome per item, from the table below the start of the log."""
         remote = []
-        histories = self._histories({each.stream_id for each in items})
+        histories = self._histories({each.stream_id: None for each in items})
         for index, item in enumerate(items):
             history = histories.get(item.stream_id)
             if history is not None and self._is_history(item, history):
@@ -163,15 +174,10 @@ class HistoryClient(Client):
         for outcome in super().fetch(asked, max_wait_ms=max_wait_ms, min_bytes=min_bytes):
             index = remote[outcome.item_index]
             item, error = items[index], outcome.error
-            history = histories.get(item.stream_id)
-            if (
-                isinstance(error, OffsetOutOfRangeError)
-                and error.bounds is not None
-                and history is not None
-            ):  # trimmed since its start was asked for
-                self._log_starts[item.stream_id] = error.bounds[0]
-                history = self._up_to(item.stream_id, history, error.bounds[0])
-                if self._is_history(item, history):
+            if isinstance(error, OffsetOutOfRangeError) and error.bounds is not None:
+                # trimmed since the start of the log was asked for
+                history = self._histories({item.stream_id: error.bounds[0]}).get(item.stream_id)
+                if history is not None and self._is_history(item, history):
                     yield self._from_table(index, item, history)
                     continue
             yield replace(outcome, item_index=index)
@@ -188,21 +194,33 @@ class HistoryClient(Client):
         error: SbpError | None = None
         payload, next_offset = b"", item.fetch_offset
         wanted = Wanted(item.projections, item.filters)
-        with self._lock:
-            try:
-                payload, next_offset = history.read(next_offset, end, item.max_bytes, wanted)
-            except FileNotFoundError:  # compacted since, and removed
-                self._known.pop(item.stream_id)
-                (history,) = self._histories([item.stream_id]).values()
-                payload, next_offset = history.read(next_offset, end, item.max_bytes, wanted)
-            except SbpError as raised:
-                error = raised
+        try:
+            payload, next_offset = self._read(
+                *(item.stream_id, history),
+                methodcaller("read", item.fetch_offset, end, item.max_bytes, wanted),
+            )
+        except SbpError as raised:
+            error = raised
         batches = ReceivedBatches(memoryview(payload), next_offset)
         return FetchOutcome(index, item.stream_id, batches, error)
 
-    def _start(self, stream_id: int, log_start: int, histories: Mapping[int, TableHistory]) -> int:
-        history = histories.get(stream_id)
-        return log_start if history is None else min(log_start, history.start)
+    def _read(self, stream_id: int, history: TableHistory, read: Callable[[Any], T]) -> T:
+        """Return what `read` finds in a table, which is loaded again if its files are gone."""
+        with self._lock:
+            for _ in range(_LOADS_MAX):
+                with suppress(FileNotFoundError):  # compacted since, and removed
+                    return read(history)
+                self._known.pop(stream_id, None)
+                history = self._histories({stream_id: None}).get(stream_id, history)
+            return read(history)
+
+    def _starts(self, log_starts: Mapping[int, int]) -> dict[int, int]:
+        """Return where each stream begins: in its table, or where its log does."""
+        histories = self._histories(log_starts)
+        return {
+            stream_id: min(start, histories[stream_id].start) if stream_id in histories else start
+            for stream_id, start in log_starts.items()
+        }
 
     def _log_start(self, stream_id: int) -> int:
         """Return a start of the log that is not above the present one."""
@@ -211,32 +229,33 @@ class HistoryClient(Client):
             self._log_starts[stream_id] = bounds.start_offset
         return self._log_starts[stream_id]
 
-    def _up_to(self, stream_id: int, history: TableHistory, log_start: int) -> TableHistory:
-        """Return the table, loaded again if it lacks records that the log no longer has."""
-        self._log_starts[stream_id] = max(log_start, self._log_starts.get(stream_id, 0))
-        if history.end >= log_start:
-            return history
-        with self._lock:
-            self._known.pop(stream_id, None)
-            return self._histories([stream_id]).get(stream_id, history)
+    def _histories(self, log_starts: Mapping[int, int | None]) -> dict[int, TableHistory]:
+        """Return the tables of those streams that have one with records.
 
-    def _histories(self, stream_ids: Collection[int]) -> dict[int, TableHistory]:
-        """Return the tables of those streams that have one with records."""
-        now = time.monotonic()
+        `log_starts` are where the logs begin now, None if that is not asked for. A table that lacks
+        records which the log no longer has is loaded again, and so is one that was not there.
+        """
         with self._lock:
-            unknown = [
-                each
-                for each in stream_ids
-                if each not in self._known
-                or (self._known[each][1] is None and self._known[each][0] < now)
-            ]
+            for stream_id, start in log_starts.items():
+                if start is not None:
+                    self._log_starts[stream_id] = max(start, self._log_starts.get(stream_id, 0))
+            unknown = [each for each in log_starts if self._is_outdated(each)]
             if unknown:
-                self._known |= {
-                    stream_id: (now + _LOOK_SECONDS, history)
-                    for stream_id, history in self._open(unknown)
-                }
-            known = {each: self._known[each][1] for each in stream_ids}
+                at = time.monotonic()
+                for stream_id, history in self._open(unknown):
+                    start = self._log_starts.get(stream_id, 0)
+                    self._known[stream_id] = _Known(history, at, start)
+            known = {each: self._known[each].history for each in log_starts}
             return {each: history for each, history in known.items() if history is not None}
+
+    def _is_outdated(self, stream_id: int) -> bool:
+        known, log_start = self._known.get(stream_id), self._log_starts.get(stream_id, 0)
+        if known is None:
+            return True
+        if known.history is None and time.monotonic() > known.loaded_at + _LOOK_SECONDS:
+            return True
+        end = 0 if known.history is None else known.history.end
+        return end < log_start and known.log_start < log_start
 
     def _open(self, stream_ids: Sequence[int]) -> Iterator[tuple[int, TableHistory | None]]:
         streams = {each.stream_id: each for each in self.find_streams(stream_ids)}
@@ -245,7 +264,9 @@ class HistoryClient(Client):
             name = properties.get(stream_id, {}).get(TABLE_PROPERTY)
             yield stream_id, None if name is None else self._open_table(streams[stream_id], name)
 
-    def _open_table(self, stream: StreamInfo, name: str) -> TableHistory | None:
+    def _open_table(
+        self, stream: StreamInfo, name: str, loads_left: int = _LOADS_MAX
+    ) -> TableHistory | None:
         """Return the table of a stream, None if nothing has landed and nothing was trimmed.
 
         Raises ConfigurationError if it cannot be read.
@@ -256,10 +277,11 @@ class HistoryClient(Client):
         from sbp_core.lake.table import LakeTable
 
         self._catalog = catalog = self._catalog or self._open_catalog()
-        versions = self.describe_schemas([stream.stream_id])[stream.stream_id]
-        schema = versions[-1].schema if versions else None
         try:
             table = LakeTable(catalog.load_table(name), stream)
+            # Asked for behind the table, so that the table has no column that the schema lacks.
+            versions = self.describe_schemas([stream.stream_id])[stream.stream_id]
+            schema = versions[-1].schema if versions else None
             history = TableHistory(table, stream.stream_id, schema)
         except NoSuchTableError:
             (bounds,) = super().stream_bounds([stream.stream_id])
@@ -272,6 +294,8 @@ class HistoryClient(Client):
         except SbpError:
             raise
         except Exception as error:
+            if isinstance(error, FileNotFoundError) and loads_left:  # its snapshot was removed
+                return self._open_table(stream, name, loads_left - 1)
             raise ConfigurationError(
                 f"table {name} of stream {stream.label} cannot be read:"
                 f" {describe_error(error, catalog)}; to read the log alone, set history=off"

@@ -5,16 +5,44 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from sbp_core.client import AsyncClient
+from pyiceberg.catalog.sql import SqlCatalog
+
+from sbp_core.client import AsyncClient, FetchItem
 from sbp_core.lake.catalog import open_catalog
 from sbp_core.lake.landing import Landing, LandingSettings
+from sbp_core.records import decode_batch, split_envelopes
+from tests.support.s3 import BUCKET, KEY_ID, SECRET
 
 NOW = LandingSettings(interval_seconds=0.05, idle_seconds=0.05)
+FETCH_BYTES = 1 << 16
 
 
 def catalog_in(folder):
     """Return the catalog of `sbp lake --warehouse FOLDER`."""
     return open_catalog(None, str(folder))
+
+
+def catalog_on_s3(folder, server):
+    """Return a catalog in a folder whose tables are on a `LocalS3`."""
+    return SqlCatalog(
+        "lake",
+        **{
+            "type": "sql",
+            "uri": f"sqlite:///{folder / 'catalog.db'}",
+            "warehouse": f"s3://{BUCKET}/lake",
+            "s3.endpoint": f"http://127.0.0.1:{server.server_port}",
+            "s3.region": "local",
+            "s3.access-key-id": KEY_ID,
+            "s3.secret-access-key": SECRET,
+        },
+    )
+
+
+def environment_of(catalog):
+    """Return the variables in which PyIceberg finds a catalog by its name."""
+    begin = f"PYICEBERG_CATALOG__{catalog.name.upper()}__"
+    names = {each: each.replace(".", "__").replace("-", "_").upper() for each in catalog.properties}
+    return {begin + names[each]: value for each, value in catalog.properties.items()}
 
 
 async def next_change(landings):
@@ -25,7 +53,7 @@ async def next_change(landings):
         each.changed.clear()
 
 
-def land_until(cluster, catalog, stream, is_done, *, count=1, table=None, **options):
+def land_until(cluster, catalog, stream, is_done, *, count=1, table=None, settings=NOW, **options):
     """Run landings of a stream until `is_done`, and return their last states."""
 
     async def main():
@@ -35,7 +63,7 @@ def land_until(cluster, catalog, stream, is_done, *, count=1, table=None, **opti
                 landings = [
                     Landing(
                         *(client, catalog, info, table or f"lake.{stream}"),
-                        settings=NOW,
+                        settings=settings,
                         workers=workers,
                         **options,
                     )
@@ -51,6 +79,24 @@ def land_until(cluster, catalog, stream, is_done, *, count=1, table=None, **opti
             return [each.state for each in landings]
 
     return asyncio.run(main())
+
+
+def read_all(client, stream_id):
+    """Return the values of the table and the log of a plain stream, in the order of its offsets."""
+    values = []
+    (bounds,) = client.stream_bounds([stream_id])
+    position = bounds.start_offset
+    assert position == 0
+    while position < bounds.next_offset:
+        item = FetchItem(stream_id, position, bounds.next_offset, FETCH_BYTES)
+        (outcome,) = client.fetch([item])
+        assert outcome.error is None
+        for envelope in split_envelopes(outcome.payload):
+            skipped = position - envelope.base_offset
+            assert 0 <= skipped < envelope.record_count
+            values += decode_batch(envelope)["value"].to_pylist()[skipped:]
+            position = envelope.end_offset
+    return values
 
 
 def has_landed(offset):
