@@ -2,6 +2,7 @@
 
 columns.py         the columns of a table, from those of the stream
 files.py           the Parquet files of a table
+synced_files.py    local files, which survive a power cut
 table.py           one table: what has landed, by the summaries of its snapshots; the next commit
 landing.py         one stream: records are collected, and committed by interval and size
 service.py         all streams whose property `lake.table` names a table

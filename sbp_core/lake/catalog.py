@@ -33,19 +33,27 @@ def open_catalog(name: str | None, warehouse: str | None) -> Catalog:
         folder = Path(warehouse).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         return SqlCatalog(
-            "sbp", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=folder.as_uri()
+            "sbp",
+            uri=f"sqlite:///{folder / 'catalog.db'}",
+            warehouse=folder.as_uri(),
+            **{"py-io-impl": "sbp_core.lake.synced_files.SyncedFileIO"},
         )
     except Exception as error:
-        raise ConfigurationError(f"the catalog cannot be opened: {error}") from error
+        raise ConfigurationError(f"the catalog cannot be opened: {_first_line(error)}") from error
 
 
 def describe_error(error: Exception, catalog: Catalog) -> str:
-    """Return the kind and the text of an error, without the secrets of the catalog's properties."""
-    text = f"{type(error).__name__}: {error}"
+    """Return the kind and first line of an error, without secrets of the catalog's properties."""
+    text = _first_line(error)
     for key, value in catalog.properties.items():
         secret = value if any(each in key.lower() for each in _SECRETS) else _password(value)
         text = text.replace(secret, "***") if secret else text
     return text
+
+
+def _first_line(error: Exception) -> str:
+    """Return the kind of an error and its first line: SQLAlchemy adds the statement below."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _password(value: str) -> str | None:

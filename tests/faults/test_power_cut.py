@@ -6,18 +6,24 @@ nothing of it is on the disk, which cannot happen in a power cut.
 """
 
 import time
+from contextlib import closing
 
 import pytest
 
 from tests.support.faults.checker import assert_sound, chosen
 from tests.support.faults.cluster import END_SECONDS, FaultCluster
 from tests.support.faults.workload import Workload, list_streams, new_streams
+from tests.support.lake import catalog_in, has_landed, land_until
 from tests.support.real_disks import DROP_JOURNAL, KEEP_JOURNAL
+from tests.support.spark import append_values, numbered
 
 LIFE_SECONDS_MAX = 0.3
+JOURNALS = pytest.mark.parametrize(
+    "journal", [DROP_JOURNAL, KEEP_JOURNAL], ids=["all is lost", "data is"]
+)
 
 
-@pytest.mark.parametrize("journal", [DROP_JOURNAL, KEEP_JOURNAL], ids=["all is lost", "data is"])
+@JOURNALS
 def test_power_cuts(tmp_path, loop_disk, history, rng, rounds, journal):
     cuts = rounds(2)
     with FaultCluster(tmp_path, data_dir=loop_disk.folder / "data") as cluster:
@@ -40,6 +46,21 @@ def test_power_cuts(tmp_path, loop_disk, history, rng, rounds, journal):
     assert_sound(operations)
     assert len(chosen(operations, "fault")) == cuts
     assert len(chosen(operations, "append", "unknown")) > 0, "no append was interrupted"
+
+
+@JOURNALS
+def test_a_table_has_what_its_catalog_says(loop_disk, cluster, client, new_streams, journal):
+    (name,) = new_streams(1)
+    for landed in (100, 200):
+        append_values(client, name, numbered(landed - 100, landed))
+        with closing(catalog_in(loop_disk.folder)) as catalog:
+            land_until(cluster, catalog, name, has_landed(landed))
+        loop_disk.cut_power(journal)
+        loop_disk.unmount()
+        loop_disk.mount()
+        with closing(catalog_in(loop_disk.folder)) as catalog:
+            rows = catalog.load_table(f"lake.{name}").scan().to_arrow()
+            assert rows.sort_by("_offset")["value"].to_pylist() == numbered(0, landed)
 
 
 def wait_for_an_unanswered_append(history):
