@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException
 
 from sbp_core.app.decoding import decode_fetched, fingerprints_of
 from sbp_core.client import AsyncClient
@@ -95,8 +96,8 @@ class Landing:
         self._schemas: dict[str, StreamSchema] = {}
         self._columns: pa.Schema | None = None
         """The columns of the stream's latest schema; None for a plain stream."""
-        self._uncompacted = 0
-        """Commits since the table was compacted."""
+        self._uncompacted = _COMPACTED_COMMITS
+        """Commits since the table was compacted. A process that was killed may have left many."""
         self._expire_at = 0.0
         self._trim_after = trim_after
         self._trimmed_offset = 0
@@ -112,7 +113,7 @@ class Landing:
             landed = self.state.landed_offset
             try:
                 await self._land()
-            except LakeConflictError as error:
+            except (LakeConflictError, CommitFailedException) as error:
                 _LOG.info("landing goes on behind another process: %s", error)
             except Exception as error:  # noqa: BLE001 - catalogs and object stores raise anything
                 text = describe_error(error, self._catalog)

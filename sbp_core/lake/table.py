@@ -24,7 +24,11 @@ from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
@@ -110,7 +114,9 @@ class LakeTable:
         try:
             table = catalog.load_table(name)
         except NoSuchTableError:
-            table = _create(catalog, name, schema)
+            with suppress(TableAlreadyExistsError, CommitFailedException):  # another process did
+                _create(catalog, name, schema)
+            table = catalog.load_table(name)
         opened = cls(table, stream)
         opened.landed()
         return opened
@@ -291,8 +297,12 @@ class LakeTable:
 
         The current one stays. Files that a killed process has left are removed as well.
         """
+        self._table.refresh()  # another process may have removed some
         before = self._files()
-        self._table.maintenance.expire_snapshots().older_than(older_than).commit()
+        try:
+            self._table.maintenance.expire_snapshots().older_than(older_than).commit()
+        except (CommitFailedException, ValueError) as error:  # another process removes them
+            raise LakeConflictError(f"table {self.name} refused a commit: {error}") from error
         self._table.refresh()
         kept = self._files()
         for path in before - kept:
@@ -346,7 +356,7 @@ class LakeTable:
             )
 
 
-def _create(catalog: Catalog, name: str, schema: pa.Schema) -> Table:
+def _create(catalog: Catalog, name: str, schema: pa.Schema) -> None:
     """Make a table that is partitioned by the day of the record, and sorted by offset."""
     namespace = name.rpartition(".")[0]
     catalog.create_namespace_if_not_exists(namespace)
@@ -355,4 +365,3 @@ def _create(catalog: Catalog, name: str, schema: pa.Schema) -> Table:
             spec.add_field(TIMESTAMP, DayTransform(), "day")
         with changes.update_sort_order() as order:
             order.asc(OFFSET, IdentityTransform())
-    return catalog.load_table(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ from sbp_core.cluster import LocalCluster
 from sbp_core.lake.landing import Landing, LandingSettings
 from sbp_core.records import StreamSchema
 from tests.support.clock import until
-from tests.support.lake import catalog_in, has_landed, land_until, next_change
+from tests.support.lake import catalog_in, catalog_on_s3, has_landed, land_until, next_change
+from tests.support.s3 import S3Fault, local_s3, well
 
 
 @pytest.fixture
@@ -79,6 +81,103 @@ def test_a_schema_that_grows_grows_the_table(cluster, catalog, client, stream):
     found = rows_of(catalog, name)
     assert found["id"].to_pylist() == [1, 1 << 40]
     assert found["more"].to_pylist() == [None, ["x"]]
+
+
+def test_a_schema_that_grows_while_records_are_collected_ends_the_file(
+    cluster, catalog, client, stream
+):
+    name = f"{stream}-grown"
+    old = pa.schema([("id", pa.int32())])
+    new = pa.schema([("id", pa.int64()), ("more", pa.string())])
+    (info,) = client.create_streams([StreamSpec(name)])
+    client.evolve_schema(info.stream_id, StreamSchema.of(old), may_change=True)
+
+    def send(rows):
+        with sbp_core.connect(cluster.endpoint) as sbp, sbp.producer(name) as producer:
+            producer.send_many(rows)
+
+    async def main():
+        async with WatchedClient(cluster.endpoint) as watched:
+            with ThreadPoolExecutor(2) as workers:
+                landing = Landing(
+                    *(watched, catalog, info, f"lake.{name}"),
+                    settings=LandingSettings(interval_seconds=3600.0),
+                    workers=workers,
+                )
+                task = asyncio.create_task(landing.run())
+                await asyncio.to_thread(send, [{"id": each} for each in range(5)])
+                await watched.has_fetched.wait()
+                client.evolve_schema(info.stream_id, StreamSchema.of(new), may_change=True)
+                await asyncio.to_thread(send, [{"id": 1 << 40, "more": "x"}])
+                while landing.state.landed_offset is None:
+                    await next_change([landing])
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                return landing.state.landed_offset
+
+    assert asyncio.run(asyncio.wait_for(main(), 120)) == 5
+    land_until(cluster, catalog, name, has_landed(6))
+    found = rows_of(catalog, name)
+    assert found["id"].to_pylist() == [*range(5), 1 << 40]
+    assert found["more"].to_pylist() == [*[None] * 5, "x"]
+
+
+class WatchedClient(AsyncClient):
+    """Tells when records have come."""
+
+    def __init__(self, endpoint):
+        super().__init__(endpoint)
+        self.has_fetched = asyncio.Event()
+
+    async def fetch(self, *items, **options):
+        async for each in super().fetch(*items, **options):
+            if each.payload:
+                self.has_fetched.set()
+            yield each
+
+
+class Outage:
+    """Ends as soon as a landing has shown its error; then everything has to land."""
+
+    def __init__(self, end, landed_offset):
+        self.error = ""
+        self._end = end
+        self._landed_offset = landed_offset
+
+    def is_over(self, states):
+        (state,) = states
+        if state.error and not self.error:
+            self.error = state.error
+            self._end()
+        return state.landed_offset == self._landed_offset and state.error is None
+
+
+def test_an_object_store_that_fails_is_an_error_until_it_answers(cluster, stream, tmp_path):
+    with local_s3() as server:
+        catalog = catalog_on_s3(tmp_path, server)
+        with sbp_core.connect(cluster.endpoint) as sbp, sbp.producer(stream) as producer:
+            for offset, fault in enumerate((S3Fault.REFUSED, S3Fault.CUT, S3Fault.UNTOLD), 1):
+                producer.send(b"%d" % offset)
+                producer.flush()
+                server.fault_of = lambda method, fault=fault: fault if method != "GET" else None
+                outage = Outage(lambda: setattr(server, "fault_of", well), offset)
+                land_until(cluster, catalog, stream, outage.is_over)
+                assert outage.error.startswith("OSError: ")
+                assert "AWS Error" in outage.error
+                assert "\n" not in outage.error
+        assert rows_of(catalog, stream)["value"].to_pylist() == [b"1", b"2", b"3"]
+
+
+def test_a_catalog_that_is_locked_is_an_error_until_it_is_not(cluster, catalog, stream, tmp_path):
+    with sbp_core.connect(cluster.endpoint) as sbp, sbp.producer(stream) as producer:
+        producer.send(b"1")
+    other = sqlite3.connect(tmp_path / "catalog.db")
+    other.execute("BEGIN EXCLUSIVE")
+    outage = Outage(other.rollback, 1)
+    land_until(cluster, catalog, stream, outage.is_over)
+    other.close()
+    assert outage.error == "OperationalError: (sqlite3.OperationalError) database is locked"
+    assert rows_of(catalog, stream)["value"].to_pylist() == [b"1"]
 
 
 def test_of_two_processes_each_record_lands_once(cluster, catalog, stream):

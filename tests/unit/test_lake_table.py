@@ -161,6 +161,26 @@ def test_a_commit_for_another_offset_is_refused(catalog):
     assert stored(catalog)["_offset"].to_pylist() == [0, 1, 2]
 
 
+def test_two_processes_make_one_table(tmp_path, catalog):
+    class SlowCatalog(SqlCatalog):
+        def create_namespace_if_not_exists(self, namespace, properties=None):
+            append(open_table(catalog), plain([b"a"]))  # the other process is faster
+            super().create_namespace_if_not_exists(namespace)
+
+    slow = SlowCatalog("sbp", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    assert open_table(slow).landed().end_offset == 1
+
+
+def test_two_processes_remove_snapshots(catalog):
+    first = open_table(catalog)
+    for at in range(3):
+        append(first, plain([b"a"], at), expected=at or None)
+    second, soon = open_table(catalog), datetime.now(UTC) + timedelta(hours=1)
+    first.expire(soon)
+    second.expire(soon)
+    assert stored(catalog)["_offset"].to_pylist() == [0, 1, 2]
+
+
 def test_small_commits_are_compacted_only_together(catalog):
     table = open_table(catalog)
     for at in range(40):
@@ -202,7 +222,7 @@ def test_errors_do_not_show_secrets():
     properties = {"uri": "postgresql://me:pass-w@host/db", "s3.secret-access-key": "abc-secret"}
     catalog = SqlCatalog("sbp", uri="sqlite://", warehouse="/w")
     catalog.properties = {**properties, "warehouse": "/w"}
-    error = OSError("403 for abc-secret at postgresql://me:pass-w@host/db below /w")
+    error = OSError("403 for abc-secret at postgresql://me:pass-w@host/db below /w\n[SQL: ...]")
     assert describe_error(error, catalog) == (
         "OSError: 403 for *** at postgresql://me:***@host/db below /w"
     )
