@@ -17,6 +17,7 @@ from tests.support.queries import (
     Written,
     find_anomalies,
     is_batch_open,
+    last_commit,
     written_batches,
 )
 from tests.support.spark import append_values, numbered
@@ -64,6 +65,10 @@ class Queries:
 
     def is_batch_open(self):
         return is_batch_open(self._folder / "sbp" / "checkpoint")
+
+    @property
+    def last_commit(self):
+        return last_commit(self._folder / "sbp" / "checkpoint")
 
     def batches(self, source="sbp"):
         return written_batches(self._folder / source)
