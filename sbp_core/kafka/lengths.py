@@ -62,7 +62,7 @@ class _Walk:
 
 
 _Step = Callable[[_Walk], None] | int
-"""What passes a field; a number for a field of always that many bytes."""
+"""Passes a field, or the number of bytes that the field always has."""
 
 
 def check_lengths(schema: type, frame: bytes, start: int) -> int:
