@@ -37,8 +37,8 @@ class Gateway:
     async def cluster_id(self, client: AsyncClient) -> str:
         """Return a name of the cluster, the same one from all gateways."""
         if not self._cluster_id:
-            await client.placement_drivers()
+            await client.metadata_changes(-1)
             commit = client.last_commit
-            life = client.endpoint if commit is None else commit.life
+            life = "" if commit is None else commit.life
             self._cluster_id = hashlib.sha256(life.encode()).hexdigest()[:22]
         return self._cluster_id

@@ -52,13 +52,17 @@ class _Walk:
                 return found
         raise FrameError("a number of the request has no end")
 
-    def length(self, length_bytes: int) -> int:
+    def length(self, length_bytes: int, *, is_optional: bool) -> int:
         """Return a length, 0 for null."""
         if length_bytes == _COMPACT:
-            return max(self.varint() - 1, 0)
-        start = self.position
-        self.skip(length_bytes)
-        return max(int.from_bytes(self.frame[start : self.position], "big", signed=True), 0)
+            found = self.varint() - 1
+        else:
+            start = self.position
+            self.skip(length_bytes)
+            found = int.from_bytes(self.frame[start : self.position], "big", signed=True)
+        if found < 0 and not is_optional:
+            raise FrameError("a field of the request is null that must not be")
+        return max(found, 0)
 
 
 _Step = Callable[[_Walk], None] | int
@@ -120,18 +124,18 @@ def _walk_tagged(walk: _Walk, tagged: Mapping[int, _Step]) -> None:
 
 
 def _field(field: Any, *, is_flexible: bool) -> _Step:
-    kind = field.type
-    if isinstance(kind, types.UnionType):
+    kind, length_bytes = field.type, _COMPACT if is_flexible else _LIST_LENGTH_BYTES
+    is_optional = isinstance(kind, types.UnionType)
+    if is_optional:
         (kind,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
+    name = field.metadata.get("kafka_type", "")
     if typing.get_origin(kind) is not tuple:
-        return _value(kind, field.metadata.get("kafka_type", ""), is_flexible=is_flexible)
-    item = _value(
-        typing.get_args(kind)[0], field.metadata.get("kafka_type", ""), is_flexible=is_flexible
-    )
-    length_bytes = _COMPACT if is_flexible else _LIST_LENGTH_BYTES
+        return _value(kind, name, is_flexible=is_flexible, is_optional=is_optional)
+    (kind, _) = typing.get_args(kind)
+    item = _value(kind, name, is_flexible=is_flexible, is_optional=False)
 
     def walk_list(walk: _Walk) -> None:
-        count = walk.length(length_bytes)
+        count = walk.length(length_bytes, is_optional=is_optional)
         walk.elements_left -= count
         if walk.elements_left < 0:
             raise FrameError(f"a request declares more than {ELEMENTS_MAX} elements of lists")
@@ -144,11 +148,11 @@ def _field(field: Any, *, is_flexible: bool) -> _Step:
     return walk_list
 
 
-def _value(kind: Any, name: str, *, is_flexible: bool) -> _Step:
+def _value(kind: Any, name: str, *, is_flexible: bool, is_optional: bool) -> _Step:
     if is_dataclass(kind):
         part: Any = kind
         return _struct(part)
     if name in _SIZES:
         return _SIZES[name]
     length_bytes = _COMPACT if is_flexible else _LENGTH_BYTES[name]
-    return lambda walk: walk.skip(walk.length(length_bytes))
+    return lambda walk: walk.skip(walk.length(length_bytes, is_optional=is_optional))

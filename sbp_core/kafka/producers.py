@@ -117,7 +117,9 @@ class Producer:
         """Append a batch after a look at the stream, or find it there; return its offset."""
         number = await self._number_of(client, item, sequence)
         if self.next_sequence is None:
-            self.next_sequence, self.waiting = sequence.first, [sequence]
+            self.next_sequence = sequence.first
+        if self.next_sequence == sequence.first:
+            self.waiting = [sequence]
         for earlier in range(number - 1, max(number - BATCHES_KEPT, 0) - 1, -1):
             try:
                 return await self._append_as(earlier, client, item, sequence)

@@ -63,6 +63,7 @@ async def _produced(call: Call, topic: str, partition: Any) -> Fields:
             if stream is None:
                 return failed | {"error_code": ErrorCode.unknown_topic_or_partition}
             schema = await call.gateway.schemas.newest(call.client, stream.stream_id)
+            await call.memory.claim(0)  # records may be much larger than the request
         offset = await _append(call, stream, schema, partition.records or b"")
     except OldFormatError as error:
         return failed | _told(ErrorCode.unsupported_for_message_format, error)

@@ -26,6 +26,7 @@ class KafkaSettings(WebSettings):
     """The settings of `sbp kafka`. Raises ConfigurationError for what cannot work."""
 
     keeps_credentials: ClassVar[bool] = True
+    tls_options: ClassVar[str] = "--listener-cert and --listener-key"
 
     port: int = port_setting(9092)
     listener_cert: Path | None = path_setting(

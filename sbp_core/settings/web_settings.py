@@ -47,6 +47,9 @@ class WebSettings:
     keeps_credentials: ClassVar[bool] = False
     """Whether no request ever uses the credentials of this process, where requests need a token."""
 
+    tls_options: ClassVar[str] = "--https-cert and --https-key"
+    """The options for the certificate that clients see."""
+
     endpoint: str
     connecting: Connecting
     host: str = text_setting(
@@ -75,7 +78,7 @@ class WebSettings:
 
         check_settings(self)
         if (self.listener_cert is None) != (self.listener_key is None):
-            raise ConfigurationError("give --https-cert and --https-key, both or neither")
+            raise ConfigurationError(f"give {self.tls_options}, both or neither")
         parse_endpoints(self.endpoint)
         parse_endpoint(join_address(self.host, self.port or 1))
         if self.is_local:
@@ -91,7 +94,7 @@ class WebSettings:
             raise ConfigurationError(
                 f"--host {self.host} can be reached from other machines, and they could do"
                 " everything, or read the tokens of others on the way: listen on 127.0.0.1; or"
-                " speak TLS (--https-cert, --https-key) and connect to a cluster that asks for"
+                f" speak TLS ({self.tls_options}) and connect to a cluster that asks for"
                 " identities (--tls-ca), and each request needs a token; or, if all machines that"
                 " reach it are trusted, allow it with --insecure"
             )

@@ -16,6 +16,7 @@ from sbp_core.records import decode_batch, decode_envelope
 from tests.support.kafka_wire import decode_response, encode_request
 
 PRODUCE, VERSIONS = 0, 18
+GZIP = 1
 BYTES_MAX = 1 << 20
 
 
@@ -106,9 +107,9 @@ class Served:
         assert self.memory._left == BYTES_MAX
 
 
-def producing(number):
-    builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 20)
-    builder.append(0, 1, None, b"%d" % number, [])
+def producing(number, size=1):
+    builder = DefaultRecordBatchBuilder(2, GZIP, False, -1, -1, -1, 1 << 20)
+    builder.append(0, 1, None, b"%d" % number * size, [])
     data = ({"name": "t", "partition_data": ({"index": 0, "records": bytes(builder.build())},)},)
     return encode_request(PRODUCE, 7, acks=1, timeout=timedelta(0), topic_data=data)
 
@@ -201,6 +202,22 @@ def test_a_batch_whose_look_up_fails_does_not_hold_up_the_next_one():
         served.receive(producing(1))
         await served.end()
         assert served.client.values == [b"1"]
+
+    run(body)
+
+
+def test_batches_that_grow_do_not_fill_the_memory():
+    async def body():
+        served = Served()
+        served.client.may_append.clear()
+        for number in range(10):
+            served.receive(producing(number, BYTES_MAX // 3))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert -BYTES_MAX // 2 < served.memory._left < 0
+        served.client.may_append.set()
+        await served.end()
+        assert [each[:1] for each in served.client.values] == [b"%d" % at for at in range(10)]
 
     run(body)
 

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import CommitFailedError, KafkaError
 from confluent_kafka import TopicPartition as Partition
 
 from sbp_core import connect
@@ -91,21 +90,6 @@ def test_members_share_the_partitions_and_take_over_from_one_another(gateway, cl
             until(lambda: all(len(each) == 2 for each in held()), 60)
             assert set.union(*held()) == set(partitions)
         until(lambda: first.poll(0.1) is None and len(first.assignment()) == 4, 60)
-
-
-def test_a_commit_of_a_member_that_is_none_is_refused(gateway, client, topic, group, ten):
-    async def body():
-        async with aio_consumer(
-            gateway.address, topic, group_id=group, enable_auto_commit=False
-        ) as consumer:
-            await consumer.getone()
-            consumer._coordinator.generation += 1
-            with pytest.raises((CommitFailedError, KafkaError)):
-                await consumer.commit({TopicPartition(topic, 0): 5})
-            consumer._coordinator.generation -= 1
-
-    run(body)
-    assert client.describe_cursors(group) == []
 
 
 def test_the_group_of_our_own_members_is_not_theirs(gateway, cluster, topic, group, ten):

@@ -1,14 +1,10 @@
 """Clients that send what is no request, or read nothing: others are served, memory is bounded."""
 
-import asyncio
 import struct
 from datetime import timedelta
 from random import Random
 
-import pyarrow as pa
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from crc32c import crc32c
 
 from sbp_core import limits
 from tests.support.kafka import produce_all, run
@@ -194,36 +190,3 @@ def test_clients_that_read_nothing_do_not_fill_the_memory(gateway, among_others,
 async def _fetched(client, request):
     client.send(request)
     return decode_response(FETCH, 11, await client.receive())
-
-
-def bomb():
-    """A record batch with a record of nine megabytes, in a few kilobytes."""
-    builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 30)
-    builder.append(0, 1, None, bytes(9 * limits.MIB), [])
-    plain = bytes(builder.build())
-    packed = bytearray(plain[:61] + pa.compress(plain[61:], "zstd", asbytes=True))
-    packed[22] = 4
-    struct.pack_into(">i", packed, 8, len(packed) - 12)
-    struct.pack_into(">I", packed, 17, crc32c(bytes(packed[21:])))
-    return bytes(packed)
-
-
-def test_batches_that_grow_do_not_fill_the_memory(gateway, among_others, topic, stream_id):
-    partition = {"index": 0, "records": bomb()}
-    data = ({"name": topic, "partition_data": (partition,)},)
-    request = encode_request(PRODUCE, 7, acks=1, timeout=timedelta(0), topic_data=data)
-    assert len(request) < 10_000
-    before = gateway.peak_bytes()
-
-    async def body(connect):
-        async def produce():
-            async with connect() as client:
-                for _ in range(10):
-                    client.send(request)
-                for _ in range(10):
-                    await client.receive()
-
-        await asyncio.gather(*(produce() for _ in range(6)))
-
-    among_others(body)
-    assert gateway.peak_bytes() - before < 400 * limits.MIB
