@@ -78,8 +78,9 @@ def test_a_static_member_takes_its_partitions_back_and_fences_its_copy(gateway, 
             until(lambda: [back.poll(0.05), stays.poll(0.05), back.assignment()][-1], SECONDS)
             assert back.assignment() == mine
             assert not revoked
-            with member("b"):
-                until(lambda: _is_fenced(back), SECONDS)
+            with member("b") as copy:
+                until(lambda: [copy.poll(0.05), stays.poll(0.05), _is_fenced(back)][-1], SECONDS)
+                until(lambda: [stays.poll(0.05), copy.poll(0.05), copy.assignment()][-1], SECONDS)
 
 
 def _is_fenced(consumer):
