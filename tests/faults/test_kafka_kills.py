@@ -7,6 +7,7 @@ are librdkafka's.
 import threading
 from collections import defaultdict
 
+import pytest
 from confluent_kafka import Consumer, Producer
 
 from sbp_core import connect
@@ -100,6 +101,7 @@ class Reader(threading.Thread):
         self.join()
 
 
+@pytest.mark.faults
 def test_gateways_and_servers_are_killed(tmp_path, rng, rounds):
     gateways = []
     noted = defaultdict(set)
