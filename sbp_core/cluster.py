@@ -171,7 +171,7 @@ class Cluster:
     async def _serve_kafka(self, endpoint: str) -> None:
         """Serve clients of Kafka, until `stop`."""
         from sbp_core.client.connecting import Connecting
-        from sbp_core.kafka.service import KafkaListener
+        from sbp_core.kafka import listener_class
         from sbp_core.settings.kafka_settings import KafkaSettings
         from sbp_core.web.callers import Callers
 
@@ -185,7 +185,7 @@ class Cluster:
             advertise_host=own.advertise_host,
         )
         callers = Callers(settings)
-        listener = KafkaListener(settings, callers)
+        listener = listener_class()(settings, callers)
         self._gateway.push_async_callback(callers.close)
         self._gateway.push_async_callback(listener.stop)
         port = await listener.start(own.host, own.kafka_port, settings.exposure)

@@ -30,7 +30,7 @@ PROMPT_MS: Final = limits.CONNECT_TIMEOUT_MS
 PATIENT_MS: Final = limits.OUTAGE_MS
 """The patience for a transfer, which survives an outage of the servers."""
 _AT_ONCE_MS: Final = 500
-"""The patience for a question that nobody asked: what helps a user who waits for something else."""
+"""The patience for hints beside an error: the user waits for the error itself."""
 _NUMBERED: Final = re.compile(r"\bstream (\d{1,18})\b", re.ASCII)
 _ABSENT: Final = re.compile(r"\bstream '([^']+)'")
 _ANSWER_MS: Final = 3_000

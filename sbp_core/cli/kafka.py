@@ -10,7 +10,7 @@ import click
 from sbp_core.cli.commands import Command
 from sbp_core.cli.gateway_service import GatewayService, gateway_options
 from sbp_core.cli.options import ClientOptions
-from sbp_core.errors import ConfigurationError
+from sbp_core.kafka import listener_class
 from sbp_core.settings.kafka_settings import KafkaSettings
 
 if TYPE_CHECKING:
@@ -32,13 +32,7 @@ def kafka(client: ClientOptions, **given: Any) -> int:
 
 def _make(settings: KafkaSettings, callers: Callers, stopping: asyncio.Event) -> KafkaListener:
     del stopping
-    try:
-        from sbp_core.kafka.service import KafkaListener
-    except ImportError as error:
-        raise ConfigurationError(
-            "the protocol of Kafka needs kio and aiokafka: pip install 'sbp-spark[kafka]'"
-        ) from error
-    return KafkaListener(settings, callers)
+    return listener_class()(settings, callers)
 
 
 _KAFKA: Final = GatewayService("kafka", KafkaSettings, _make, schemes=("PLAINTEXT://", "SSL://"))

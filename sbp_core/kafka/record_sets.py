@@ -25,7 +25,6 @@ from sbp_core.records.json_values import describe_columns
 from sbp_core.records.stream_decoder import Records
 
 _HEAD: Final = struct.Struct(">qiibIhiqqqhii")
-_LENGTH_AT: Final = 8
 _LOG_HEAD_BYTES: Final = 12
 _MAGIC_AT: Final = 16
 _CRC_BYTES_AT: Final = 21
@@ -33,7 +32,6 @@ _MAGIC: Final = 2
 _CODEC_MASK: Final = 0x07
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
-_NO_PRODUCER: Final = -1
 _NO_TIME: Final = -1
 _TIME_MAX_MS: Final = 2**63 // 1_000 - 1
 _BASE_OFFSET: Final = struct.Struct(">q")
@@ -198,8 +196,8 @@ def _typed_rows(batch: DefaultRecordBatch, schema: StreamSchema) -> pa.RecordBat
 def build_record_set(records: Records, batch_time_ms: int) -> tuple[bytes, int]:
     """Return records as one record batch for consumers, and how many of them it has.
 
-    Records of typed streams have an object of JSON as their value. A record without a time has that
-    of its batch.
+    Records of typed streams have an object of JSON as their value. A record without a time has
+    the time of its batch.
     """
     batch_time_ms = batch_time_ms or _NO_TIME
     builder = DefaultRecordBatchBuilder(_MAGIC, 0, False, -1, -1, -1, _SET_BYTES_MAX)

@@ -68,14 +68,13 @@ class KafkaListener:
         """Leave the other gateways, close the port, and after a while all connections."""
         if self._gateway is not None:
             await self._gateway.peers.stop(self._own)
+            self._gateway.groups.close()  # members learn within the grace time that they must move
         self._acceptor.close()
         if self._serving and grace_seconds:
             await asyncio.wait(self._serving, timeout=min(grace_seconds, _GRACE_SECONDS))
         for each in self._serving:
             each.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
-        if self._gateway is not None:
-            self._gateway.groups.close()
         await self._own.close()
 
     def _on_accepted(self, accepted: socket.socket, address: str) -> None:

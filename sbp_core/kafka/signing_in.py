@@ -103,7 +103,7 @@ def _token_of(mechanism: str, sent: bytes) -> bytes:
         token = match[1] if match else b""
     if not is_token(token) or not token:
         raise UnauthenticatedError.of(
-            "the client sent no token: it is the password of PLAIN, or that of OAUTHBEARER"
+            "the client sent no token: send it as the password of PLAIN, or by OAUTHBEARER"
         )
     return token
 

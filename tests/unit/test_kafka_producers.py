@@ -213,9 +213,9 @@ def test_a_batch_that_is_encoded_anew_may_follow_one_in_doubt():
         client.fates.append("lost")
         with pytest.raises(DeadlineExceededError):
             await producer.append(client, item, sequence)
-        anew = AppendItem(STREAM, b"by the new schema")
-        assert await producer.append(client, anew, sequence) == 1
-        assert client.stream.batches[1:] == [anew.batch]
+        again = AppendItem(STREAM, b"by the new schema")
+        assert await producer.append(client, again, sequence) == 1
+        assert client.stream.batches[1:] == [again.batch]
 
     run(body)
 
