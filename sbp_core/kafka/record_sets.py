@@ -189,7 +189,15 @@ def _plain_rows(batch: DefaultRecordBatch) -> pa.RecordBatch:
 
 
 def _typed_rows(batch: DefaultRecordBatch, schema: StreamSchema) -> pa.RecordBatch:
-    lines = [b"null" if record.value is None else record.value for record in batch]
+    found = list(batch)
+    for index, record in enumerate(found):
+        if record.key is not None or record.headers:
+            raise RowFault(
+                index,
+                "it has a key or headers, for which a stream with a schema has no"
+                " place: send them as columns",
+            )
+    lines = [b"null" if record.value is None else record.value for record in found]
     return parse_json_lines(lines, schema, default_timestamp_us=None)
 
 

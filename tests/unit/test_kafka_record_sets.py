@@ -254,20 +254,27 @@ def test_what_is_no_batch_of_now_is_refused_with_the_reason():
 
 
 SCHEMA = StreamSchema.of(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
+OBJECT = RECORD | {"value": b'{"id": 1}', "key": None, "headers": []}
 
 
 @pytest.mark.parametrize("value", [b"{}", b"[]", b"{", b"", b"\xff", b'{"id": 1.5}', b"1", None])
 def test_a_value_that_does_not_fit_the_schema_is_refused(value):
-    records = [RECORD | {"value": b'{"id": 1}'}, RECORD | {"value": value}]
+    records = [OBJECT, OBJECT | {"value": value}]
     with pytest.raises(RecordBatchError, match="record 1 does not fit"):
         read_producer_batch(built(records), SCHEMA)
+
+
+@pytest.mark.parametrize("lost", [{"key": b"k"}, {"headers": [("name", b"text")]}])
+def test_a_key_or_header_that_no_column_keeps_is_refused(lost):
+    with pytest.raises(RecordBatchError, match=r"record 1 .* send them as columns"):
+        read_producer_batch(built([OBJECT, OBJECT | lost]), SCHEMA)
 
 
 @given(lines=st.lists(st.binary(max_size=30), min_size=1, max_size=3))
 @settings(max_examples=examples(100))
 def test_any_values_fit_the_schema_or_are_refused(lines):
     try:
-        batch = read_producer_batch(built([RECORD | {"value": each} for each in lines]), SCHEMA)
+        batch = read_producer_batch(built([OBJECT | {"value": each} for each in lines]), SCHEMA)
     except RecordBatchError:
         return
     assert batch.rows.num_rows == len(lines)
