@@ -16,7 +16,7 @@ JAVA_OPTIONS: Final = (
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
 )
-"""As docs/how-to/tune.md advises: Java does not check again what is in Arrow's columns."""
+"""Java does not check again what is in Arrow's columns. docs/how-to/tune.md has these settings."""
 
 
 def start_spark(
@@ -31,6 +31,7 @@ def start_spark(
     use_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("SBP_TUNE_WORKERS", "1")
     inherited = os.environ.get("PYTHONPATH")
     here = str(Path(__file__).parents[2])
     os.environ["PYTHONPATH"] = f"{here}{os.pathsep}{inherited}" if inherited else here

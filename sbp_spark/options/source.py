@@ -180,7 +180,7 @@ class PartitionLimits:
         " streams at once. The tasks of a stream are numbered in the order of its offsets."
     )
     bytes_max: int | None = option(
-        "maxBytesPerPartition", SIZE, None, unset="unlimited (streaming), 64m (batch)"
+        "maxBytesPerPartition", SIZE, None, unset="unlimited (streaming), 128m (batch)"
     ).field(
         "The same for bytes as they are stored, such as 128m; estimated as for maxBytesPerTrigger."
         " So a micro-batch that is repeated may be cut in other places; its rows are the same."

@@ -274,7 +274,7 @@ class _Joiner:
 
 
 SPANS_PER_PARTITION_MAX: Final = 1_000
-_TASK_BYTES_MAX: Final = 64 * MIB
+_TASK_BYTES_MAX: Final = 128 * MIB
 _TASK_BYTES_MIN: Final = 4 * MIB
 """Reading fewer bytes takes less time than it takes to start another task."""
 
@@ -322,10 +322,11 @@ def plan_read(
     bytes_max, count_min, record_bytes = limits.bytes_max, limits.count_min or 1, None
     if bytes_max is not None or not is_repeatable:
         record_bytes = (sizes or RecordSizeEstimates(client)).estimate(starts, ends)
-        size_bytes = sum(record_bytes[span.stream_id] * span.record_count for span in spans)
-    if not is_repeatable:
-        bytes_max = bytes_max or _TASK_BYTES_MAX
-        count_min = limits.count_min or _worthwhile(size_bytes)
+        if not is_repeatable:
+            size_bytes = sum(record_bytes[span.stream_id] * span.record_count for span in spans)
+            count_min = limits.count_min or _worthwhile(size_bytes)
+            a_record = max(record_bytes.values())
+            bytes_max = bytes_max or _task_bytes(size_bytes, count_min) + a_record
     planned = plan_partitions(
         spans,
         records_per_partition_max=limits.records_max,
@@ -350,6 +351,12 @@ def plan_read(
 def _worthwhile(size_bytes: int) -> int:
     """Return how many tasks to have at least: one for each core, if each has enough to read."""
     return max(1, min(os.cpu_count() or 1, size_bytes // _TASK_BYTES_MIN))
+
+
+def _task_bytes(size_bytes: int, count_min: int) -> int:
+    """Return the size of tasks that are a multiple of `count_min`, so that no core is idle."""
+    rounds = max(1, -(-size_bytes // (_TASK_BYTES_MAX * count_min)))
+    return -(-size_bytes // (rounds * count_min))
 
 
 def _cover(

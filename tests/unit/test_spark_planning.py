@@ -130,7 +130,7 @@ def test_partitions_that_are_larger_than_asked_for_are_logged(caplog):
 
 @pytest.mark.parametrize(
     ("stored_bytes", "count"),
-    [(0, 1), (7 << 20, 1), (8 << 20, 2), (100 << 20, 2), (1 << 30, 16)],
+    [(0, 1), (7 << 20, 1), (8 << 20, 2), (256 << 20, 2), (257 << 20, 4), (1 << 30, 8)],
 )
 def test_tasks_of_a_batch_take_so_many_bytes_each_and_there_is_one_for_each_core(
     monkeypatch, stored_bytes, count
