@@ -61,20 +61,6 @@ def uncommitted_reads() -> None:
     PrimaryRanges.on_durable = show_all
 
 
-def no_digest() -> None:
-    """A copy accepts entries whatever is in front of them, and only numbers are compared."""
-    from sbp_core.rangeserver.replicating.secondary import Secondary
-    from sbp_core.replication import Prefix
-
-    append = Secondary.append
-
-    def append_any(copy: Secondary, hosted: Any, _: Any, *rest: Any) -> Any:
-        return append(copy, hosted, copy._tail_of(hosted).end, *rest)
-
-    Secondary.append = append_any
-    Prefix.__eq__ = lambda self, other: self.seq == getattr(other, "seq", None)
-
-
 def damage_counts() -> None:
     """A copy that lost entries decides as a whole one does."""
     from msgspec.structs import replace
@@ -102,7 +88,6 @@ MUTANTS_OF_REPLICAS: dict[str, Callable[[], None]] = {
     "acknowledge-before-quorum": early_quorum,
     "fence-after-answer": late_fence,
     "read-uncommitted": uncommitted_reads,
-    "no-digest": no_digest,
     "damaged-copy-counts": damage_counts,
 }
 """Those that break a promise of ranges with copies only."""

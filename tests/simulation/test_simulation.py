@@ -26,9 +26,8 @@ ALL_MUTANTS = [*MUTANTS, *MUTANTS_OF_REPLICAS]
 PARTS = 2
 MUTANT_SEEDS_MAX = 200
 MUTANT_SECONDS_MAX = 240
-TOO_RARE = ("no-digest", "read-uncommitted", "damaged-copy-counts")
-"""Few seeds find these, so they are tried by hand: `python -m tests.simulation --mutant NAME`. For
-the first one a copy must get entries late, from a connection that was given up."""
+TOO_RARE = ("read-uncommitted", "damaged-copy-counts")
+"""Few seeds find these, so they are tried by hand: `python -m tests.simulation --mutant NAME`."""
 pytestmark = pytest.mark.timeout(MUTANT_SECONDS_MAX + 60)
 FAILED_ONCE = {1: (34, 48, 107, 105_327, 107_445), 3: (35,)}
 """By number of replicas: seeds whose runs have shown a defect that was mended since."""
