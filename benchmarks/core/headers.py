@@ -5,6 +5,7 @@ That is writing it, and reading it with all its checks.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -137,11 +138,13 @@ def show(costs: Sequence[HeaderCost]) -> str:
     return table(header, lines, text_columns={0})
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Measure; print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core.headers", description=__doc__)
+    parser.parse_args(arguments)
     print(f"processor time of one header\n\n{show(measure())}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -8,6 +8,7 @@ processor time, client and server together.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import time
@@ -138,8 +139,10 @@ async def _run(folder: Path) -> list[tuple[str, ...]]:
     ]
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Measure; print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core.rights", description=__doc__)
+    parser.parse_args(arguments)
     heading = ("batches in a frame", "us without checks", "ratio with rights", "and with quotas")
     with new_folder() as folder:
         lines = asyncio.run(_run(folder))
@@ -149,4 +152,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

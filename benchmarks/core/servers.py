@@ -11,6 +11,7 @@ and bare sockets (load.py, raw_reader.py), so that it is the servers.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import multiprocessing
 import os
@@ -349,17 +350,14 @@ async def _measure(folder: Path, cluster: LocalCluster, report: Callable[[str], 
     report("bound: p99 of an append / (p99 of fdatasync + p99 of as many clients' PINGs)")
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Measure; print two tables."""
-    measure()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.core.servers", description=__doc__)
+    parser.parse_args(arguments)
+    with new_folder() as folder, LocalCluster(folder / "data") as cluster:
+        asyncio.run(_measure(folder, cluster, lambda text: print(text, flush=True)))
     return 0
 
 
-def measure() -> None:
-    """Measure, and print two tables."""
-    with new_folder() as folder, LocalCluster(folder / "data") as cluster:
-        asyncio.run(_measure(folder, cluster, lambda text: print(text, flush=True)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
