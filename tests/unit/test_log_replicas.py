@@ -363,6 +363,21 @@ def test_records_are_copied_behind_those_that_are_here(gap: int):
         log = open_log(disk, segment_bytes=600)
 
 
+def test_a_copy_that_begins_where_its_range_does_keeps_nothing():
+    log, _, disk = rolled()
+    start = replicated_range(log).start_offset
+    log.append([fenced_entry(KEY)])
+    log.append([copy_begun_entry(KEY, start), copied_entry(KEY, start, Prefix())])
+    for _ in range(2):
+        found = replicated_range(log)
+        ends = found.start_offset, found.next_offset
+        assert (found.state, ends) == (RangeState.SEALED, (start, start))
+        assert found.is_whole
+        assert bodies(log, start) == []
+        log.close()
+        log = open_log(disk, segment_bytes=600)
+
+
 def test_a_copy_that_lost_records_is_not_whole():
     disk = FaultyDisk()
     with open_log(disk) as log:

@@ -80,7 +80,7 @@ def range_after(*entries: Entry) -> LoggedRange:
         ([CREATED, settled_entry(KEY, 0, Prefix()), mark_of(batch(0), "w", 0)], "no further"),
         ([CREATED, batch(0), copy_begun_entry(KEY, 1)], "expected a fenced range"),
         ([created(), copy_begun_entry(KEY, 0)], "expected a fenced range"),
-        ([CREATED, batch(0), fenced_entry(KEY), copy_begun_entry(KEY, 0)], "ends at 1"),
+        ([CREATED, batch(0, 2), fenced_entry(KEY), copy_begun_entry(KEY, 1)], "ends at 2"),
         ([CREATED, drop("t", key=(KEY[0], -1))], "TXN_END of each of its ranges"),
         ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x02" + bytes(25))], "unknown version"),
         ([CREATED, Entry(EntryKind.SETTLED, *KEY, 0, 0, b"\x01")], "cut off"),

@@ -410,13 +410,15 @@ def _settled(logged: LoggedRange, entry: Entry) -> LoggedRange:
 def _copied_from(logged: LoggedRange, entry: Entry) -> LoggedRange:
     """Return a fenced range after COPY_BEGUN: it gets records from the base offset on.
 
-    Raises LogCorruptionError unless the records here end there, or all are trimmed elsewhere.
+    Raises LogCorruptionError unless the records here end there, all are trimmed elsewhere, or none
+    is kept.
     """
     if logged.state is RangeState.DELETED:
         return logged
     is_empty = logged.start_offset == logged.next_offset
     is_behind = entry.base_offset >= logged.next_offset
-    if logged.state is not RangeState.FENCED or not logged.is_whole or not (is_empty or is_behind):
+    is_possible = is_empty or is_behind or entry.base_offset == logged.start_offset
+    if logged.state is not RangeState.FENCED or not logged.is_whole or not is_possible:
         raise _contradiction(logged, entry, f"a fenced range that ends at {logged.next_offset}")
     start_offset = logged.start_offset
     if is_empty or entry.base_offset > logged.next_offset:

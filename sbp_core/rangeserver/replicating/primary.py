@@ -312,6 +312,12 @@ class PrimaryRanges(Copies):
         """Number of ended ranges with entries that wait until other servers have settled."""
         return sum(bool(led.waiting) for led in self._unsettled.values())
 
+    def give_up(self, key: RangeKey) -> None:
+        """Leave it open whether the waiting entries of a range were committed."""
+        led = self._led.get(key)
+        while led is not None and led.waiting:
+            led.waiting.popleft()[1].decide(key, _Fate.UNSETTLED)
+
     async def stop(self) -> None:
         """Close the links. Waiting entries are not acknowledged any more."""
         await cancel_all(self._asking)

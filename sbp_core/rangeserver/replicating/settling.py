@@ -244,15 +244,15 @@ class Settler:
 
         The placement driver has forgotten where the range ended, and no replica needs the entries
         any more. Unsettled they would stay in the log for good. The copy ends without entries, as
-        if its records had been copied after the trim (copying.py). Two copies wait: one that was
-        led here, because an append that waits may be in the range, and one with more records than
-        were trimmed, because the last ones may never have been committed.
+        if its records had been copied after the trim (copying.py). Records behind the trim were
+        never committed. Whether an append that waits here was in the range is not known any more.
         """
-        if hosted.is_led or hosted.key in self._at_work:
+        if hosted.key in self._at_work:
             return
         await self._host.seal(*hosted.key)
+        self._host.primary.give_up(hosted.key)
         logged = self._log.maybe_range(hosted.key)
-        if logged is None or not logged.is_whole or logged.next_offset > start_offset:
+        if logged is None or not logged.is_whole:
             return
         await self._host.trim(hosted.stream_id, start_offset)
         begun = copy_begun_entry(hosted.key, start_offset)
