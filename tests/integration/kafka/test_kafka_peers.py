@@ -11,7 +11,8 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from sbp_core import limits
 from sbp_core.client import StreamSpec
 from tests.support.clock import until
-from tests.support.kafka import librdkafka_consumer
+from tests.support.kafka import KafkaProcess, librdkafka_consumer
+from tests.support.warm import WarmCluster
 
 SECONDS = 30
 SESSION = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
@@ -98,3 +99,15 @@ def test_settings_of_a_topic_are_told_from_defaults(gateway, client, topic):
     found = admin.describe_configs([resource])[resource].result(SECONDS)
     given = {name: each.value for name, each in found.items() if not each.is_default}
     assert given == {"retention.ms": "3600000"}
+
+
+def test_a_cluster_keeps_its_id_when_its_servers_start_again(tmp_path):
+    found = set()
+    with WarmCluster(tmp_path / "data") as cluster:
+        for _ in range(2):
+            cluster.kill()
+            cluster.start()
+            with KafkaProcess.serving(tmp_path, cluster.endpoint) as gateway:
+                found.add(AdminClient(gateway.config).list_topics(timeout=SECONDS).cluster_id)
+    assert len(found) == 1
+    assert found != {""}
