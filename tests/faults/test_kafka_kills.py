@@ -16,7 +16,7 @@ from tests.support.clock import until
 from tests.support.faults.cluster import FaultCluster
 from tests.support.kafka import KafkaProcess
 
-TOPIC, PARTITIONS, GATEWAYS, CONSUMERS = "numbers", 4, 2, 2
+TOPIC, PARTITIONS, GATEWAYS, CONSUMERS = "numbers", 4, 2, 4
 RECORDS_PER_ROUND = 4_000
 PATIENT = {"message.timeout.ms": 600_000, "linger.ms": 2, "reconnect.backoff.max.ms": 500}
 
