@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 
 from sbp_core.client.async_client import AsyncClient
@@ -12,6 +11,8 @@ from sbp_core.kafka.producers import Producers
 from sbp_core.kafka.schemas import Schemas
 from sbp_core.kafka.stream_ends import StreamEnds
 from sbp_core.kafka.topics import Topics
+from sbp_core.wire.headers import ClientRole, HeartbeatRequest, HeartbeatResponse
+from sbp_core.wire.opcodes import Opcode
 
 
 @dataclass(slots=True)
@@ -35,10 +36,9 @@ class Gateway:
     _cluster_id: str = ""
 
     async def cluster_id(self, client: AsyncClient) -> str:
-        """Return a name of the cluster, the same one from all gateways."""
+        """Return the id of the cluster."""
         if not self._cluster_id:
-            await client.metadata_changes(-1)
-            commit = client.last_commit
-            life = "" if commit is None else commit.life
-            self._cluster_id = hashlib.sha256(life.encode()).hexdigest()[:22]
+            header = HeartbeatRequest(client_role=ClientRole.CLIENT)
+            answers = await client.ask(Opcode.HEARTBEAT, header, HeartbeatResponse)
+            self._cluster_id = answers[-1].cluster_id or ""
         return self._cluster_id
