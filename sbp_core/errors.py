@@ -228,9 +228,9 @@ class InvalidRequestError(RefusedError):
     codes = (StatusCode.INVALID_REQUEST,)
 
 
-def invalid(message: str) -> InvalidRequestError:
+def invalid(message: str, detail: bytes = b"") -> InvalidRequestError:
     """Return the error of a request that no retry can make right."""
-    return InvalidRequestError.of(message)
+    return InvalidRequestError.of(message, detail)
 
 
 class UnsupportedError(RefusedError):

@@ -1,4 +1,4 @@
-"""The limits of consumer groups with members."""
+"""The limits of consumer groups with members, and the group of the gateways."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Final
 
 from sbp_core import limits
 
+GATEWAYS_GROUP: Final = "_kafka-gateways"
+"""Its members are the gateways of Kafka's protocol, not consumers: lists of groups leave it out."""
 GROUP_MEMBERS_MAX: Final = 100
 """Members of a consumer group."""
 GROUP_STREAMS_MAX: Final = 10_000

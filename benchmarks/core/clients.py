@@ -1,7 +1,8 @@
 """`python -m benchmarks.core.clients`: producers and consumers in Python, beside those of Kafka.
 
-One thread sends records of 100 B to one stream, one call for each, and waits until all are
-acknowledged; then it reads them back: in batches, and record by record. Ours is
+One thread sends records of 100 B, or of `--bytes`, to one stream, one call for each, and waits
+until all are acknowledged; then it reads them back: in batches, and record by record. At last it
+sends some records one by one, and waits for the acknowledgement of each. Ours is
 `sbp_core.connect`; beside it are confluent-kafka (over librdkafka, in C) and kafka-python, with
 one broker. Both servers acknowledge what is on the disk: the topics have `flush.messages=1`. All
 producers are idempotent, and have the same linger and size of batches. The sides run in turn. With
@@ -24,6 +25,7 @@ from statistics import median
 from typing import Any, Final
 
 from benchmarks.harness.folders import new_folder
+from benchmarks.harness.model import Series
 from benchmarks.harness.tables import table
 from benchmarks.peer.broker import open_brokers
 from benchmarks.peer.jars import PeerAbsentError, Pinned, ensure_jars
@@ -35,15 +37,18 @@ from sbp_spark.java import use_java
 
 _OURS: Final = "sbp"
 _NAME: Final = "records"
-_VALUE: Final = bytes(range(100))
+_VALUE_BYTES: Final = 100
 _LINGER_MS: Final = 5
 _BATCH_BYTES: Final = 1 << 20
 _RECORDS: Final = 300_000
+_SINGLE: Final = 200
+"""Records of a round that are sent one by one."""
 _ROUNDS: Final = 5
 _POLL_SECONDS: Final = 10.0
 _SEND: Final = "send"
 _BATCHES: Final = "read in batches"
 _RECORD: Final = "read by record"
+_ACKNOWLEDGE: Final = "acknowledge"
 
 
 class Side(ABC):
@@ -51,6 +56,7 @@ class Side(ABC):
 
     name: str
     first_offset = 0
+    value = b""
 
     @property
     def topic(self) -> str:
@@ -60,6 +66,10 @@ class Side(ABC):
     @abstractmethod
     def send(self, count: int) -> None:
         """Send records, and return when all are acknowledged."""
+
+    @abstractmethod
+    def acknowledge(self, count: int) -> list[float]:
+        """Send records one by one; return how long each took to be acknowledged, in seconds."""
 
     @abstractmethod
     def read_batches(self, start: int, count: int) -> int:
@@ -85,7 +95,11 @@ class Ours(Side):
         with self._sbp.producer(_NAME, linger_ms=_LINGER_MS, batch_bytes=_BATCH_BYTES) as producer:
             send = producer.send
             for _ in range(count):
-                send(_VALUE)
+                send(self.value)
+
+    def acknowledge(self, count: int) -> list[float]:
+        with self._sbp.producer(_NAME, linger_ms=0) as producer:
+            return _times(lambda: producer.send(self.value).result(), count)
 
     def read_batches(self, start: int, count: int) -> int:
         return sum(map(len, self._sbp.consumer(_NAME, start=start).batches()))
@@ -105,24 +119,37 @@ class Confluent(Side):
         self._library: Any = confluent_kafka
         self._address = address
 
-    def send(self, count: int) -> None:
+    def _producer(self, linger_ms: int) -> Any:
         settings = {
             "bootstrap.servers": self._address,
             "acks": "all",
             "enable.idempotence": True,
-            "linger.ms": _LINGER_MS,
+            "linger.ms": linger_ms,
             "batch.size": _BATCH_BYTES,
         }
-        producer = self._library.Producer(settings)
-        produce, poll, topic = producer.produce, producer.poll, self.topic
+        return self._library.Producer(settings)
+
+    def acknowledge(self, count: int) -> list[float]:
+        producer = self._producer(0)
+
+        def send() -> None:
+            producer.produce(self.topic, self.value)
+            if producer.flush(60):
+                raise AssertionError("confluent-kafka has not sent a record within 60 s")
+
+        return _times(send, count)
+
+    def send(self, count: int) -> None:
+        producer = self._producer(_LINGER_MS)
+        produce, poll, topic, value = producer.produce, producer.poll, self.topic, self.value
         for _ in range(count):
             try:
-                produce(topic, _VALUE)
+                produce(topic, value)
             except BufferError:
                 while True:
                     poll(0.01)
                     try:
-                        produce(topic, _VALUE)
+                        produce(topic, value)
                     except BufferError:
                         continue
                     break
@@ -166,19 +193,28 @@ class KafkaPython(Side):
         self._library: Any = kafka
         self._address = address
 
-    def send(self, count: int) -> None:
+    @contextmanager
+    def _producer(self, linger_ms: int) -> Iterator[Any]:
         producer = self._library.KafkaProducer(
             bootstrap_servers=self._address,
             acks="all",
             enable_idempotence=True,
-            linger_ms=_LINGER_MS,
+            linger_ms=linger_ms,
             batch_size=_BATCH_BYTES,
         )
-        send, topic = producer.send, self.name
-        for _ in range(count):
-            send(topic, _VALUE)
+        yield producer
         producer.flush()
         producer.close()
+
+    def send(self, count: int) -> None:
+        with self._producer(_LINGER_MS) as producer:
+            send, topic, value = producer.send, self.name, self.value
+            for _ in range(count):
+                send(topic, value)
+
+    def acknowledge(self, count: int) -> list[float]:
+        with self._producer(0) as producer:
+            return _times(lambda: producer.send(self.name, self.value).get(), count)
 
     def read_batches(self, start: int, count: int) -> int:
         consumer, found = self._consumer(start), 0
@@ -201,6 +237,17 @@ class KafkaPython(Side):
         consumer.assign([partition])
         consumer.seek(partition, start)
         return consumer
+
+
+def _times(work: Callable[[], object], count: int) -> list[float]:
+    """Return how long each call takes, after the first one, which connects."""
+    work()
+    times = []
+    for _ in range(count - 1):
+        began_at = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began_at)
+    return times
 
 
 @contextmanager
@@ -230,7 +277,7 @@ def _round(sides: Sequence[Side], start: int, count: int) -> dict[tuple[str, str
             _RECORD: (
                 side.read_records,
                 (side.first_offset + start, count),
-                count * len(_VALUE),
+                count * len(side.value),
             ),
         }
         for name, (work, arguments, expected) in works.items():
@@ -256,11 +303,24 @@ def _rows(
     return rows
 
 
+def _latency_rows(
+    sides: Sequence[Side], times: Sequence[dict[str, list[float]]]
+) -> list[tuple[str, ...]]:
+    found = [Series(side.name, tuple(tuple(each[side.name]) for each in times)) for side in sides]
+    return [
+        (_ACKNOWLEDGE, each.system, *(f"{1000 * each.percentile(p):.2f}" for p in (50, 99)))
+        for each in found
+    ]
+
+
 _HEADER: Final = ("what", "client", "records/s", "ratio", "spread")
+_LATENCY_HEADER: Final = ("what", "client", "median, ms", "p99, ms")
 
 
-def measure(*, rounds: int, count: int, with_kafka: bool, report: Callable[[str], None]) -> None:
-    """Measure all sides in turn, and print a table."""
+def measure(
+    *, rounds: int, count: int, value: bytes, with_kafka: bool, report: Callable[[str], None]
+) -> None:
+    """Measure all sides in turn, and print two tables."""
     with new_folder() as folder, ExitStack() as stack:
         ours = Ours(stack, folder / "sbp")
         address = stack.enter_context(_gateway(ours.endpoint, folder))
@@ -278,15 +338,20 @@ def measure(*, rounds: int, count: int, with_kafka: bool, report: Callable[[str]
                     sides.append(side)
             except (PeerAbsentError, ImportError) as error:
                 report(f"kafka is absent: {error}")
-        found = []
+        for each in sides:
+            each.value = value
+        found, times = [], []
         start = 0
         for number in range(rounds + 1):
             rates = _round(sides, start, count)
-            start += count
+            waits = {each.name: each.acknowledge(_SINGLE) for each in sides}
+            start += count + _SINGLE
             if number:  # the first round warms up
                 found.append(rates)
+                times.append(waits)
             report(f"round {number}: " + ", ".join(f"{rate:,.0f}" for rate in rates.values()))
         print(table(_HEADER, _rows(sides, found), text_columns={0, 1}))
+        print(table(_LATENCY_HEADER, _latency_rows(sides, times), text_columns={0, 1}))
         print(f"ratio: records/s of {_OURS} / records/s of the client, of the same round")
 
 
@@ -295,11 +360,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.core.clients")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"rounds ({_ROUNDS})")
     parser.add_argument("--records", type=int, default=_RECORDS, help=f"of a round ({_RECORDS})")
+    parser.add_argument(
+        "--bytes", type=int, default=_VALUE_BYTES, help=f"of a value ({_VALUE_BYTES})"
+    )
     parser.add_argument("--no-kafka", action="store_true", help="without the peer")
     settings = parser.parse_args(arguments)
     measure(
         rounds=settings.rounds,
         count=settings.records,
+        value=bytes(each % 256 for each in range(settings.bytes)),
         with_kafka=not settings.no_kafka,
         report=lambda line: print(line, file=sys.stderr, flush=True),
     )

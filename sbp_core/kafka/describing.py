@@ -13,9 +13,8 @@ from sbp_core.errors import SbpError
 from sbp_core.kafka.calls import Api, Call
 from sbp_core.kafka.messages import Fields
 from sbp_core.kafka.problems import error_code
-from sbp_core.kafka.topic_changes import CLEANUP_PROPERTY, DELETE, create_topic
+from sbp_core.kafka.topic_changes import CLEANUP_PROPERTY, DELETE, TOPIC_RESOURCE, create_topic
 
-_TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 _TOPIC_SOURCE: Final = 1
 _DEFAULT_SOURCE: Final = 5
@@ -79,7 +78,6 @@ def _partition(call: Call, index: int, stream: StreamInfo) -> Fields:
         "leader_id": node_id,
         "replica_nodes": [node_id],
         "isr_nodes": [node_id],
-        "offline_replicas": [],
     }
 
 
@@ -109,13 +107,10 @@ async def _described(call: Call, resource: Any) -> Mapping[str, Any]:
     answer: dict[str, Any] = {
         "resource_type": resource.resource_type,
         "resource_name": resource.resource_name,
-        "error_code": ErrorCode.none,
-        "error_message": None,
-        "configs": [],
     }
     if resource.resource_type == _BROKER_RESOURCE:
         return answer
-    if resource.resource_type != _TOPIC_RESOURCE:
+    if resource.resource_type != TOPIC_RESOURCE:
         return answer | {"error_code": ErrorCode.invalid_request}
     try:
         found = await call.gateway.topics.partitions(call.client, resource.resource_name)
@@ -146,13 +141,10 @@ def _configs(stream: StreamInfo, properties: Mapping[str, str]) -> list[dict[str
         {
             "name": name,
             "value": str(value),
-            "read_only": True,
+            "read_only": not name.startswith("retention."),
             "is_default": is_default,
             "config_source": _DEFAULT_SOURCE if is_default else _TOPIC_SOURCE,
-            "is_sensitive": False,
-            "synonyms": [],
             "config_type": kind,
-            "documentation": None,
         }
         for name, value, is_default, kind in values
     ]

@@ -20,7 +20,7 @@ from sbp_core import limits
 from sbp_core.client.types import FetchItem, FetchOutcome
 from sbp_core.errors import OffsetOutOfRangeError, SbpError, invalid
 from sbp_core.kafka.calls import Api, Call
-from sbp_core.kafka.messages import Fields
+from sbp_core.kafka.messages import Fields, by_topic
 from sbp_core.kafka.problems import partition_code
 from sbp_core.kafka.record_sets import build_record_set
 from sbp_core.records.stream_decoder import StreamDecoder
@@ -182,21 +182,9 @@ def _ms(period: timedelta) -> int:
 
 async def list_offsets(call: Call) -> Fields:
     """Return offsets by time: of the record that was appended then or later, earliest, latest."""
-    found = iter(
-        await asyncio.gather(
-            *(
-                _listed(call, topic.name, each)
-                for topic in call.body.topics
-                for each in topic.partitions
-            )
-        )
-    )
-    return {
-        "topics": [
-            {"name": topic.name, "partitions": [next(found) for _ in topic.partitions]}
-            for topic in call.body.topics
-        ]
-    }
+    topics = call.body.topics
+    asked = [_listed(call, topic.name, each) for topic in topics for each in topic.partitions]
+    return {"topics": by_topic(topics, await asyncio.gather(*asked))}
 
 
 async def _listed(call: Call, topic: str, partition: Any) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -42,6 +42,15 @@ class Request:
     correlation_id: int
     client_id: str
     body: Any
+
+
+def by_topic(topics: Iterable[Any], answers: Iterable[Fields]) -> list[Fields]:
+    """Return the answers about partitions, in the order of a request, as its response has them."""
+    left = iter(answers)
+    return [
+        {"name": topic.name, "partitions": [next(left) for _ in topic.partitions]}
+        for topic in topics
+    ]
 
 
 def peek_api(frame: bytes) -> tuple[int, int]:

@@ -23,10 +23,9 @@ from typing import Final
 from sbp_core.client.async_client import AsyncClient
 from sbp_core.client.types import Membership
 from sbp_core.errors import MemberUnknownError, SbpError
+from sbp_core.group_limits import GATEWAYS_GROUP
 
 _LOG: Final = logging.getLogger(__name__)
-GATEWAYS: Final = "_kafka-gateways"
-"""The group of the gateways."""
 _SESSION_MS: Final = 6_000
 _HEARTBEAT_SECONDS: Final = 1.5
 _NODE_ID_MASK: Final = 2**31 - 1
@@ -107,15 +106,18 @@ class Peers:
             return
         self._keeping.cancel()
         with contextlib.suppress(SbpError):
-            await client.leave_group(GATEWAYS, self._member_id)
+            await client.leave_group(GATEWAYS_GROUP, self._member_id)
 
     async def _join(self, client: AsyncClient) -> Membership:
         return await client.join_group(
-            GATEWAYS, [str(self.own)], member_id=self._member_id, session_timeout_ms=_SESSION_MS
+            GATEWAYS_GROUP,
+            [str(self.own)],
+            member_id=self._member_id,
+            session_timeout_ms=_SESSION_MS,
         )
 
     async def _look(self, client: AsyncClient) -> None:
-        members = (await client.describe_group(GATEWAYS)).members
+        members = (await client.describe_group(GATEWAYS_GROUP)).members
         self._learn([pattern for each in members for pattern in each.patterns])
 
     def _learn(self, addresses: Sequence[str]) -> None:

@@ -4,32 +4,34 @@ A producer id with its epoch is a writer in each stream, whose numbers count bat
 that has served a producer knows how both go on. Another one, or one that was restarted, asks the
 stream: a number that cannot be the next is refused with the one that is. The batch may be one of
 the last that the stream has: as a batch names its sequence, only itself is the same, so it is
-compared with these and found, or else appended as the next. So a batch is appended once whichever
-gateways it comes through, and none of them keeps anything.
-
-Between batches that are under way at a time, a gateway keeps the order: a batch behind one that
-failed is refused, unless the stream has got batches through another gateway since.
+compared with these and found. Otherwise it is appended if its sequence follows the last one in the
+stream, which is read there: earlier batches may be under way through another gateway. So a batch is
+appended once and in order whichever gateways it comes through, and none of them keeps anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import SystemRandom
 from typing import Final
 
 from sbp_core.client.async_client import AsyncClient
 from sbp_core.client.operations.numbering import Writer
-from sbp_core.client.types import AppendItem
+from sbp_core.client.types import AppendItem, FetchItem
 from sbp_core.errors import (
     ConfigurationError,
     ConnectError,
     InvalidRequestError,
+    OffsetOutOfRangeError,
+    PermissionDeniedError,
     WriterGapError,
     WriterRepeatError,
     WriterUnknownError,
 )
+from sbp_core.records.envelope import read_head
 
 BATCHES_KEPT: Final = 5
 """Batches that a producer may have in flight, and send again: Kafka's own limit."""
@@ -38,6 +40,8 @@ PRODUCERS_MAX: Final = 20_000
 EPOCH_MAX: Final = 2**15 - 2
 _SEQUENCES: Final = 2**31
 _NEVER_NEXT: Final = 2**62
+_LOOK_MS: Final = 5_000
+"""How long is waited for a batch that a server has, and its replicas do not have yet."""
 _RANDOM: Final = SystemRandom()
 
 
@@ -68,17 +72,16 @@ def origin_of(producer_id: int, epoch: int, sequence: Sequence) -> str:
 class Producer:
     """A producer with its epoch in one stream. Its batches are appended one after the other.
 
-    `next_number` is the number of the batch with `next_sequence`; each is None if it is unknown.
-    `waiting` has batches of clients that send several at a time: the one that failed, which comes
-    next, and those behind it, in order. They tell a batch behind a gap from one that follows
-    batches which the stream has got through other gateways.
+    `next_number` is the number of the batch with `next_sequence`, as far as this gateway knows: the
+    stream may have got that batch, and further ones, since. Each is None if it is unknown.
     """
 
     writer_id: str
     writer: Writer | None = None
     next_number: int | None = None
     next_sequence: int | None = None
-    waiting: list[Sequence] = field(default_factory=list)
+    behind_failed: int | None = None
+    """The sequence that follows the batch that has failed last."""
     recent: deque[tuple[Sequence, int]] = field(default_factory=lambda: deque(maxlen=BATCHES_KEPT))
     """The last batches, and their offsets."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -94,9 +97,14 @@ class Producer:
             for known, offset in self.recent:
                 if known == sequence:
                     return offset
-            appended = await self._next_appended(client, item, sequence)
-            if appended is None:
-                appended = await self._catch_up(client, item, sequence)
+            try:
+                appended = await self._next_appended(client, item, sequence)
+                if appended is None:
+                    appended = await self._catch_up(client, item, sequence)
+            except BaseException:
+                self.behind_failed = sequence.next
+                raise
+            self.behind_failed = None
             self.recent.append((sequence, appended))
             return appended
 
@@ -106,7 +114,6 @@ class Producer:
         """Append the batch that is surely the next one; return its offset, None for any other."""
         if self.writer is None or self.next_number is None or sequence.first != self.next_sequence:
             return None
-        self.waiting = [sequence]
         try:
             return await self._append_as(self.next_number, client, item, sequence, self.writer)
         except ConfigurationError:  # another batch is in doubt, as the schema has changed since
@@ -115,74 +122,63 @@ class Producer:
 
     async def _catch_up(self, client: AsyncClient, item: AppendItem, sequence: Sequence) -> int:
         """Append a batch after a look at the stream, or find it there; return its offset."""
-        number = await self._number_of(client, item, sequence)
-        if self.next_sequence is None:
-            self.next_sequence = sequence.first
-        if self.next_sequence == sequence.first:
-            self.waiting = [sequence]
+        known, number = self.next_number, await self._number_of(client, item, sequence)
+        following = self.next_sequence if number == known else None
         for earlier in range(number - 1, max(number - BATCHES_KEPT, 0) - 1, -1):
             try:
                 return await self._append_as(earlier, client, item, sequence)
-            except InvalidRequestError:  # another batch has that number
-                continue
+            except InvalidRequestError as error:  # another batch has that number
+                if following is None and earlier == number - 1 and error.detail:
+                    following = await self._sequence_after(error.detail, client, item, sequence)
             except WriterRepeatError:  # so have all earlier ones, too long ago
                 break
-        if sequence.first == self.next_sequence:
+        if number != known:
+            following = sequence.first if following is None else following
+            self.writer, self.next_number, self.next_sequence = None, number, following
+        if sequence.first == following:
             return await self._append_as(number, client, item, sequence)
-        self._await_turn(sequence)
-        raise WriterGapError.of(
-            f"sequence {sequence.first} is not the next one, {self.next_sequence}"
-        )
+        raise WriterGapError.of(f"sequence {sequence.first} is not the next one, {following}")
 
     async def _number_of(self, client: AsyncClient, item: AppendItem, sequence: Sequence) -> int:
-        """Return the number that the stream expects next; learn the sequence that goes with it."""
-        known = self.next_number
-        if known is None and not sequence.first:
-            number = 0
-        else:
-            try:
-                number = await self._number_expected(client, item)
-            except WriterUnknownError:
-                self._check_turn(sequence)
-                if known != 0:
-                    raise
-                number = 0  # the first batch has failed
-            except BaseException:
-                if self.waiting[:1] == [sequence]:
-                    self.waiting = [sequence]
-                elif not self._await_turn(sequence):
-                    self.writer = self.next_number = self.next_sequence = None
-                    self.waiting = [sequence]
+        """Return the number that the stream expects next."""
+        if self.next_number is None and not sequence.first:
+            return 0
+        writer = Writer(self.writer_id, first_sequence=_NEVER_NEXT)
+        try:
+            await client.append([item], writer=writer)
+        except WriterGapError as error:
+            if error.expected is None:
                 raise
-        self._check_turn(sequence)
-        if known != number:
-            self._pass(-1 if known is None else number - known)
-        self.next_number = number
-        return number
+            return error.expected
+        except WriterUnknownError:
+            if self.next_number != 0:
+                raise
+            return 0  # the first batch has failed
+        raise AssertionError("a batch with a number that is never next was appended")
 
-    def _pass(self, count: int) -> None:
-        """Note that the stream has got batches through other gateways; how many, -1 if unknown."""
-        self.writer = self.next_sequence = None
-        if 0 < count < len(self.waiting):
-            self.next_sequence = self.waiting[count].first
-        elif count == len(self.waiting):
-            self.next_sequence = self.waiting[-1].next
-        self.waiting = self.waiting[count:] if count > 0 else []
+    async def _sequence_after(
+        self, last_offset: bytes, client: AsyncClient, item: AppendItem, sequence: Sequence
+    ) -> int:
+        """Return the sequence that follows the last batch of the stream, from what that batch says.
 
-    def _check_turn(self, sequence: Sequence) -> None:
-        """Raise ConnectError for a batch behind one of which is unknown whether the stream has it.
-
-        Clients send both again, the earlier one first.
+        A client that may not read is taken at its word, and so is any client if the batch was
+        trimmed, or merged with others. But not for a batch behind one that has failed here: clients
+        send both again, the earlier one first.
         """
-        if self.next_number is None and self._await_turn(sequence):
+        start = int.from_bytes(last_offset, "big")
+        look = FetchItem(item.stream_id, start, start + 1, max_bytes=1)
+        async with aclosing(client.fetch([look], max_wait_ms=_LOOK_MS)) as outcomes:
+            (found,) = [each async for each in outcomes]
+        if found.payload:
+            meta, _, _ = read_head(found.payload, 0)
+            origin, _, first = (meta.origin or "").rpartition("-")
+            if f"kafka-{origin}" == self.writer_id:
+                return Sequence(int(first), meta.record_count).next
+        elif not isinstance(found.error, PermissionDeniedError | OffsetOutOfRangeError):
+            raise found.error or ConnectError("the batch before this one cannot be read yet")
+        if sequence.first == self.behind_failed:
             raise ConnectError("a batch before this one has failed: send both again")
-
-    def _await_turn(self, sequence: Sequence) -> bool:
-        """Note a batch that was sent behind the ones that wait; return whether it is new there."""
-        is_behind = bool(self.waiting) and self.waiting[-1].next == sequence.first
-        if is_behind:
-            self.waiting.append(sequence)
-        return is_behind
+        return sequence.first
 
     async def _append_as(
         self,
@@ -195,18 +191,9 @@ class Producer:
         """Append a batch with a number, unless the stream has it there; return its offset."""
         writer = writer or Writer(self.writer_id, first_sequence=number)
         (outcome,) = await client.append([item], writer=writer)
-        self.writer, self.waiting = writer, []
+        self.writer = writer
         self.next_number, self.next_sequence = number + 1, sequence.next
         return outcome.base_offset
-
-    async def _number_expected(self, client: AsyncClient, item: AppendItem) -> int:
-        try:
-            await client.append([item], writer=Writer(self.writer_id, first_sequence=_NEVER_NEXT))
-        except WriterGapError as error:
-            if error.expected is None:
-                raise
-            return error.expected
-        raise AssertionError("a batch with a number that is never next was appended")
 
 
 class Producers:

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from sbp_core import limits
 from sbp_core.client.types import AppendItem, StreamInfo
-from sbp_core.errors import InvalidRequestError, RecordBatchError, SbpError
+from sbp_core.errors import InvalidRequestError, SbpError
 from sbp_core.kafka.calls import Api, Call
 from sbp_core.kafka.messages import Fields
 from sbp_core.kafka.problems import partition_code
@@ -34,6 +34,13 @@ from sbp_core.kafka.record_sets import (
 )
 from sbp_core.records import StreamSchema, encode_columns, encode_rows
 
+_CODE_OF: Final[dict[type[SbpError], ErrorCode]] = {
+    OldFormatError: ErrorCode.unsupported_for_message_format,
+    TransactionalError: ErrorCode.invalid_txn_state,
+    TooLargeError: ErrorCode.message_too_large,
+    InvalidRequestError: ErrorCode.out_of_order_sequence_number,
+}
+"""Errors of a batch, beside those that any partition may have."""
 _NO_ACKS: Final = 0
 _NO_PRODUCER: Final = -1
 
@@ -65,23 +72,10 @@ async def _produced(call: Call, topic: str, partition: Any) -> Fields:
             schema = await call.gateway.schemas.newest(call.client, stream.stream_id)
             await call.memory.claim(0)  # records may be much larger than the request
         offset = await _append(call, stream, schema, partition.records or b"")
-    except OldFormatError as error:
-        return failed | _told(ErrorCode.unsupported_for_message_format, error)
-    except TransactionalError as error:
-        return failed | _told(ErrorCode.invalid_txn_state, error)
-    except TooLargeError as error:
-        return failed | _told(ErrorCode.message_too_large, error)
-    except RecordBatchError as error:
-        return failed | _told(ErrorCode.invalid_record, error)
-    except InvalidRequestError as error:
-        return failed | _told(ErrorCode.out_of_order_sequence_number, error)
     except SbpError as error:
-        return failed | _told(partition_code(error), error)
+        code = _CODE_OF.get(type(error)) or partition_code(error)
+        return failed | {"error_code": code, "error_message": str(error)}
     return {"index": partition.index, "error_code": ErrorCode.none, "base_offset": offset}
-
-
-def _told(code: ErrorCode, error: SbpError) -> dict[str, Any]:
-    return {"error_code": code, "error_message": str(error)}
 
 
 async def _append(call: Call, stream: StreamInfo, schema: StreamSchema | None, data: bytes) -> int:

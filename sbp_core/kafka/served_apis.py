@@ -7,19 +7,15 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from sbp_core.errors import FrameError, UnsupportedError
+from sbp_core.errors import UnsupportedError
 from sbp_core.kafka import describing, fetching, producing, signing_in, topic_changes
-from sbp_core.kafka.calls import Api, Call
+from sbp_core.kafka.calls import Api
 from sbp_core.kafka.groups import group_requests
 from sbp_core.kafka.messages import Fields, Request, encode_response, peek_api
 
 PRODUCE: Final = 0
 _API_VERSIONS: Final = 18
 _CORRELATION_AT: Final = slice(4, 8)
-
-
-async def _unreachable(call: Call) -> Fields:
-    raise FrameError(f"API {call.request.api_key} is answered before")
 
 
 _SERVED: Final = (
@@ -29,7 +25,7 @@ _SERVED: Final = (
     *topic_changes.APIS,
     *group_requests.APIS,
     *signing_in.APIS,
-    Api(_API_VERSIONS, 0, 3, _unreachable),
+    Api(_API_VERSIONS, 0, 3, signing_in.unreachable),
 )
 APIS: Final[Mapping[int, Api]] = {each.key: each for each in _SERVED}
 _KEYS: Final = [

@@ -112,8 +112,9 @@ def _refused(code: ErrorCode, message: str) -> Fields:
     return {"error_code": code, "error_message": message, "auth_bytes": b""}
 
 
-async def _unreachable(call: Call) -> Fields:
+async def unreachable(call: Call) -> Fields:
+    """Stand for the answer to a request that a connection answers itself."""
     raise FrameError(f"API {call.request.api_key} is answered before")
 
 
-APIS: Final = (Api(HANDSHAKE, 0, 1, _unreachable), Api(AUTHENTICATE, 0, 2, _unreachable))
+APIS: Final = (Api(HANDSHAKE, 0, 1, unreachable), Api(AUTHENTICATE, 0, 2, unreachable))

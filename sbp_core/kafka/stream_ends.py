@@ -24,7 +24,10 @@ class StreamEnds:
     ) -> dict[int, tuple[int, int]]:
         """Return the first and the next offset of streams; leave out what cannot be had."""
         now = time.monotonic()
-        old = [each for each in stream_ids if self._is_old(each, now)]
+        fresh = now - _KEPT_SECONDS
+        old = [
+            each for each in stream_ids if each not in self._known or self._known[each][1] < fresh
+        ]
         if len(self._known) + len(old) > _STREAMS_MAX:
             self._known.clear()
             old = list(stream_ids)
@@ -36,6 +39,3 @@ class StreamEnds:
             for each in found:
                 self._known[each.stream_id] = (each.start_offset, each.next_offset), now
         return {each: self._known[each][0] for each in stream_ids if each in self._known}
-
-    def _is_old(self, stream_id: int, now: float) -> bool:
-        return stream_id not in self._known or self._known[stream_id][1] < now - _KEPT_SECONDS

@@ -1,4 +1,4 @@
-"""CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords: changes of streams."""
+"""CreateTopics, DeleteTopics, CreatePartitions, AlterConfigs, DeleteRecords: changes of streams."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from sbp_core.client.types import StreamInfo, StreamSpec
+from sbp_core.client.types import StreamInfo, StreamSpec, StreamUpdate
 from sbp_core.errors import InvalidRequestError, SbpError
 from sbp_core.kafka.calls import Api, Call
-from sbp_core.kafka.messages import Fields
+from sbp_core.kafka.messages import Fields, by_topic
 from sbp_core.kafka.problems import error_code
 from sbp_core.kafka.topics import TOPIC_LENGTH_MAX
 from sbp_core.settings.kafka_settings import PARTITIONS_MAX
 
+TOPIC_RESOURCE: Final = 2
 CLEANUP_PROPERTY: Final = "kafka.cleanup.policy"
 """The property of a stream with the policy that its topic was created with."""
 DELETE: Final = "delete"
 _COMPACT: Final = "compact"
 _TOPIC: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_LENGTH_MAX}}}", re.ASCII)
+_RETENTION: Final = {"retention.ms": "retention_period_ms", "retention.bytes": "retention_bytes"}
+"""Settings of topics that can be changed, and the fields of streams with the same meaning."""
+_ALTER_CONFIGS: Final = 33
+_SET, _UNSET = 0, 1
 _DEFAULT: Final = -1
 _END: Final = -1
 _OF_BROKERS: Final = re.compile(
@@ -35,7 +40,7 @@ _OF_BROKERS: Final = re.compile(
 class _Settings:
     """The settings of a topic that streams have, too."""
 
-    retention_ms: int = 0
+    retention_period_ms: int = 0
     retention_bytes: int = 0
     cleanup_policy: str = DELETE
 
@@ -48,18 +53,21 @@ def _settings(configs: Iterable[tuple[str, str | None]]) -> _Settings:
     """Return the settings of a new topic. Raises _ConfigError."""
     found: dict[str, Any] = {}
     for name, value in configs:
-        try:
-            if name == "retention.ms":
-                found["retention_ms"] = max(int(value or 0), 0)
-            elif name == "retention.bytes":
-                found["retention_bytes"] = max(int(value or 0), 0)
-            elif name == "cleanup.policy":
-                found["cleanup_policy"] = _policy(value or DELETE)
-            elif not _OF_BROKERS.fullmatch(name):
-                raise _ConfigError(f"{name[:100]!a} is no setting of topics here")
-        except ValueError:
-            raise _ConfigError(f"{name} {value!a} is no number") from None
+        if name in _RETENTION:
+            found[_RETENTION[name]] = _limit(name, value)
+        elif name == "cleanup.policy":
+            found["cleanup_policy"] = _policy(value or DELETE)
+        elif not _OF_BROKERS.fullmatch(name):
+            raise _ConfigError(f"{name[:100]!a} is no setting of topics here")
     return _Settings(**found)
+
+
+def _limit(name: str, value: str | None) -> int:
+    """Return a limit as streams have it: 0 for none."""
+    try:
+        return max(int(value or 0), 0)
+    except ValueError:
+        raise _ConfigError(f"{name} {value!a} is no number") from None
 
 
 def _policy(value: str) -> str:
@@ -79,7 +87,7 @@ def _specs(
         StreamSpec(
             f"{topic}-{index}",
             replica_count=replicas if replicas > 0 else call.gateway.replica_count,
-            retention_period_ms=0 if is_compacted else settings.retention_ms,
+            retention_period_ms=0 if is_compacted else settings.retention_period_ms,
             retention_bytes=0 if is_compacted else settings.retention_bytes,
             properties=properties,
         )
@@ -124,7 +132,6 @@ async def create_topic(
         "error_code": ErrorCode.none,
         "num_partitions": count,
         "replication_factor": replicas if replicas > 0 else call.gateway.replica_count,
-        "configs": [],
     }
 
 
@@ -222,33 +229,64 @@ async def _with_partitions(call: Call, topic: str, change: Any) -> Mapping[str, 
             return _failed(ErrorCode.unknown_topic_or_partition, f"there is no topic {topic}")
         result: Fields = await change(call, partitions)
         return result
+    except _ConfigError as error:
+        return _failed(ErrorCode.invalid_config, str(error))
     except SbpError as error:
         return _failed(error_code(error), str(error))
     finally:
         call.gateway.topics.forget(call.client)
 
 
+async def alter_configs(call: Call) -> Fields:
+    """Change the retention of topics. AlterConfigs sets back what it does not name."""
+    responses = []
+    for resource in call.body.resources:
+
+        async def alter(
+            call: Call, partitions: tuple[StreamInfo, ...], resource: Any = resource
+        ) -> Fields:
+            properties = await call.client.describe_properties([partitions[0].stream_id])
+            changed = _changed(resource, is_whole=call.request.api_key == _ALTER_CONFIGS)
+            if CLEANUP_PROPERTY in properties[partitions[0].stream_id]:
+                raise _ConfigError("a topic with cleanup.policy=compact keeps all records")
+            if not call.body.validate_only:
+                updates = [StreamUpdate(each.stream_id, **changed) for each in partitions]
+                await call.client.update_streams(updates)
+            return _DONE
+
+        name, kind = resource.resource_name, resource.resource_type
+        if kind == TOPIC_RESOURCE:
+            result = await _with_partitions(call, name, alter)
+        else:
+            result = _failed(ErrorCode.invalid_config, "only settings of topics can be changed")
+        responses.append({"resource_type": kind, "resource_name": name, **result})
+    return {"responses": responses}
+
+
+def _changed(resource: Any, *, is_whole: bool) -> dict[str, Any]:
+    """Return the fields of streams that a request changes. Raises _ConfigError."""
+    changed: dict[str, Any] = dict.fromkeys(_RETENTION.values(), 0) if is_whole else {}
+    for each in resource.configs:
+        operation = getattr(each, "config_operation", _SET)
+        if each.name not in _RETENTION or operation not in {_SET, _UNSET}:
+            raise _ConfigError(
+                f"{' and '.join(_RETENTION)} can be set and deleted, not {each.name[:100]!a}"
+            )
+        value = each.value if operation == _SET else None
+        changed[_RETENTION[each.name]] = _limit(each.name, value)
+    return changed
+
+
 async def delete_records(call: Call) -> Fields:
     """Trim streams up to an offset."""
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    {
-                        "partition_index": each.partition_index,
-                        **await _trimmed(call, topic.name, each),
-                    }
-                    for each in topic.partitions
-                ],
-            }
-            for topic in call.body.topics
-        ]
-    }
+    topics = call.body.topics
+    done = [await _trimmed(call, topic.name, each) for topic in topics for each in topic.partitions]
+    return {"topics": by_topic(topics, done)}
 
 
 async def _trimmed(call: Call, topic: str, partition: Any) -> Fields:
-    failed = {"low_watermark": -1}
+    at = {"partition_index": partition.partition_index}
+    failed = at | {"low_watermark": -1}
     try:
         stream_id = await call.gateway.topics.stream_id(
             call.client, topic, partition.partition_index
@@ -263,7 +301,7 @@ async def _trimmed(call: Call, topic: str, partition: Any) -> Fields:
             await call.client.trim_streams({stream_id: offset})
     except SbpError as error:
         return failed | {"error_code": error_code(error)}
-    return {"error_code": ErrorCode.none, "low_watermark": max(offset, bounds.start_offset)}
+    return at | {"error_code": ErrorCode.none, "low_watermark": max(offset, bounds.start_offset)}
 
 
 _DONE: Final[Fields] = {"error_code": ErrorCode.none}
@@ -272,5 +310,7 @@ APIS: Final = (
     Api(19, 2, 7, create_topics),
     Api(20, 1, 5, delete_topics),
     Api(37, 0, 3, create_partitions),
+    Api(_ALTER_CONFIGS, 0, 2, alter_configs),
+    Api(44, 0, 1, alter_configs),
     Api(21, 0, 2, delete_records),
 )

@@ -9,6 +9,7 @@ from collections import defaultdict
 
 import pytest
 from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
 
 from sbp_core import connect
 from sbp_core.client import Client, StreamSpec
@@ -16,7 +17,7 @@ from tests.support.clock import until
 from tests.support.faults.cluster import FaultCluster
 from tests.support.kafka import KafkaProcess
 
-TOPIC, PARTITIONS, GATEWAYS, CONSUMERS = "numbers", 4, 2, 2
+TOPIC, PARTITIONS, GATEWAYS, CONSUMERS = "numbers", 4, 2, 4
 RECORDS_PER_ROUND = 4_000
 PATIENT = {"message.timeout.ms": 600_000, "linger.ms": 2, "reconnect.backoff.max.ms": 500}
 
@@ -101,6 +102,10 @@ class Reader(threading.Thread):
         self.join()
 
 
+def cluster_id_of(config):
+    return AdminClient(config).list_topics(timeout=60).cluster_id
+
+
 @pytest.mark.faults
 def test_gateways_and_servers_are_killed(tmp_path, rng, rounds):
     gateways = []
@@ -118,6 +123,7 @@ def test_gateways_and_servers_are_killed(tmp_path, rng, rounds):
             gateways.append(KafkaProcess(folder, cluster.endpoint, *log))
         config = gateways[0].config
         config["bootstrap.servers"] = ",".join(each.address for each in gateways)
+        cluster_id = cluster_id_of(config)
         load = Load(config)
         readers = [Reader(config, noted) for _ in range(CONSUMERS)]
         threads = [load, *readers]
@@ -143,6 +149,7 @@ def test_gateways_and_servers_are_killed(tmp_path, rng, rounds):
             load.finish()
             tails = [each.next_offset for each in client.stream_bounds(stream_ids)]
             assert tails == load.sent
+            assert cluster_id_of(config) == cluster_id
             until(lambda: [len(noted[each]) for each in range(PARTITIONS)] == tails)
         finally:
             for each in threads:

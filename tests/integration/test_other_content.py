@@ -58,7 +58,7 @@ def test_a_stolen_writer_id_does_not_get_its_victims_batch_acknowledged(tmp_path
     run(body())
 
 
-def test_the_base_offset_that_a_retry_has_does_not_matter(tmp_path):
+def test_a_retry_may_have_another_base_offset_and_a_refusal_tells_the_first_one(tmp_path):
     async def body():
         async with one_stream(tmp_path) as (cluster, stream_id, client):
             assert await send(client, stream_id, "a", "b") == [0, 1]
@@ -72,6 +72,7 @@ def test_the_base_offset_that_a_retry_has_does_not_matter(tmp_path):
                 Opcode.APPEND, AppendRequest(0, request.append_requests), [bytes(changed)]
             )
             assert answer.append_responses[0].base_offset == -1
+            assert answer.append_responses[0].status.detail == (1).to_bytes(8, "big")
             assert await values(cluster, stream_id) == ["a", "b"]
 
     run(body())

@@ -140,12 +140,19 @@ def test_groups_are_described_in_every_version(version):
 def test_groups_are_listed_in_every_version(version):
     async def body(gateway, client):
         await member(gateway, client)
-        client.cursors["empty"] = {10: 1}
+        client.cursors |= {"empty": {10: 1}, "own": {10: 1}}
+        client.own_groups.add("own")
         answer = await ask(gateway, client, LIST, version, states_filter=())
-        assert sorted(each.group_id for each in answer.groups) == ["empty", "g"]
+        assert {each.group_id: each.protocol_type for each in answer.groups} == {
+            "empty": "consumer",
+            "g": "consumer",
+            "own": "sbp",
+        }
         if version >= 4:
             answer = await ask(gateway, client, LIST, version, states_filter=("Empty",))
             assert [(x.group_id, x.group_state) for x in answer.groups] == [("empty", "Empty")]
+            answer = await ask(gateway, client, LIST, version, states_filter=("Stable",))
+            assert [each.group_id for each in answer.groups] == ["g", "own"]
 
     run(body)
 

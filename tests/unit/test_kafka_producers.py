@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from sbp_core import limits
 from sbp_core.client.operations.numbering import begin_numbering
-from sbp_core.client.types import AppendItem, AppendOutcome
+from sbp_core.client.types import AppendItem, AppendOutcome, FetchOutcome, ReceivedBatches
 from sbp_core.errors import (
     ConnectError,
     DeadlineExceededError,
     InvalidRequestError,
+    OffsetOutOfRangeError,
+    PermissionDeniedError,
     WriterGapError,
     WriterRepeatError,
     WriterUnknownError,
@@ -28,6 +30,7 @@ from sbp_core.kafka.producers import (
     Sequence,
     origin_of,
 )
+from sbp_core.records.envelope import encode_envelope
 from tests.support.clock import examples
 
 STREAM, PRODUCER, EPOCH = 7, 5, 0
@@ -47,7 +50,7 @@ class Stream:
             raise WriterRepeatError.of("long ago")
         if number < count:
             if self.batches[number] != batch:
-                raise invalid("other content")
+                raise invalid("other content", number.to_bytes(8, "big"))
             return number
         if not count and number:
             raise WriterUnknownError.of("no batch yet")
@@ -66,6 +69,7 @@ class Client:
         self.stream = stream
         self.fates = deque()
         self.late = []
+        self.refusal = None
 
     async def append(self, items, *, writer):
         (item,) = items
@@ -96,6 +100,14 @@ class Client:
         finally:
             numbering.end(in_doubt, is_complete=is_complete)
 
+    async def fetch(self, items, *, max_wait_ms):
+        """Give the batch at an offset, which is its number, unless the answer is lost."""
+        (item,) = items
+        fate = self.fates.popleft() if self.fates else "done"
+        batch = self.stream.batches[item.fetch_offset] if fate == "done" else b""
+        payload = ReceivedBatches(memoryview(batch), item.end_offset)
+        yield FetchOutcome(0, STREAM, payload, self.refusal)
+
     def arrive(self):
         """Let requests arrive that were late; nobody hears the answers."""
         late, self.late = self.late, []
@@ -107,7 +119,15 @@ class Client:
 def batch_of(first, count):
     sequence = Sequence(first, count)
     origin = origin_of(PRODUCER, EPOCH, sequence)
-    return AppendItem(STREAM, f"{origin}: the same {count} records".encode()), sequence
+    batch = encode_envelope(
+        [b"records"],
+        stream_id=STREAM,
+        record_count=count,
+        base_timestamp_ms=1,
+        encoding="rows",
+        origin=origin,
+    )
+    return AppendItem(STREAM, batch), sequence
 
 
 def name(producer=PRODUCER):
@@ -115,35 +135,48 @@ def name(producer=PRODUCER):
 
 
 FATES = st.sampled_from(["done"] * 4 + ["lost", "unheard", "late", "after late ones"])
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("send"), st.integers(1, BATCHES_KEPT), st.lists(FATES, max_size=12)),
-        st.tuples(st.just("move"), st.integers(0, 1)),
-        st.tuples(st.just("kill"), st.integers(0, 1)),
-        st.tuples(st.just("arrive")),
-    ),
-    max_size=30,
+COUNTS = st.lists(st.integers(1, 3), min_size=1, max_size=20)
+STEPS = (
+    st.tuples(st.just("send"), st.integers(1, BATCHES_KEPT), st.lists(FATES, max_size=12)),
+    st.tuples(st.just("move"), st.integers(0, 1)),
+    st.tuples(st.just("kill"), st.integers(0, 1)),
+    st.tuples(st.just("arrive")),
 )
+OVERTAKE = st.tuples(st.just("overtake"), st.integers(1, BATCHES_KEPT - 1), st.integers(0, 1))
 
 
-@given(counts=st.lists(st.integers(1, 3), min_size=1, max_size=20), steps=STEPS)
+@given(counts=COUNTS, steps=st.lists(st.one_of(*STEPS, OVERTAKE), max_size=30))
 @settings(max_examples=examples(300))
 def test_each_batch_is_stored_once_and_in_order_whichever_gateways_it_comes_through(counts, steps):
-    """The producer has some batches under way, and sends all again from the first that failed."""
+    """The producer has some batches under way, and sends all again from the first that failed.
+
+    Those that overtake come to a gateway while the earlier ones are under way through another.
+    """
+    check_order(counts, steps)
+
+
+@given(counts=COUNTS, steps=st.lists(st.one_of(*STEPS), max_size=30))
+@settings(max_examples=examples(300))
+def test_a_producer_that_may_not_read_keeps_its_order_if_no_batch_overtakes(counts, steps):
+    check_order(counts, steps, PermissionDeniedError.of("may only append"))
+
+
+def check_order(counts, steps, refusal=None):
     batches, first = [], 0
     for count in counts:
         batches.append(batch_of(first, count))
         first += count
     stream = Stream()
     client = Client(stream)
+    client.refusal = refusal
     gateways = [Producer(name()), Producer(name())]
     acknowledged, current = [], 0
 
-    async def send(window):
-        has_failed = False
-        for item, sequence in batches[len(acknowledged) :][:window]:
+    async def send(window, to, skipped=0):
+        has_failed = skipped > 0
+        for item, sequence in batches[len(acknowledged) :][skipped:window]:
             try:
-                offset = await gateways[current].append(client, item, sequence)
+                offset = await gateways[to].append(client, item, sequence)
             except (ConnectError, DeadlineExceededError):
                 has_failed = True
             except (WriterGapError, WriterUnknownError):
@@ -159,8 +192,10 @@ def test_each_batch_is_stored_once_and_in_order_whichever_gateways_it_comes_thro
             match step:
                 case ("send", window, fates):
                     client.fates = deque(fates)
-                    await send(window)
+                    await send(window, current)
                     client.fates.clear()
+                case ("overtake", skipped, to):
+                    await send(BATCHES_KEPT, to, skipped)
                 case ("move", to):
                     current = to
                 case ("kill", at):
@@ -170,7 +205,7 @@ def test_each_batch_is_stored_once_and_in_order_whichever_gateways_it_comes_thro
             expected = [item.batch for item, _ in batches]
             assert stream.batches == expected[: len(stream.batches)]
         while len(acknowledged) < len(batches):
-            await send(BATCHES_KEPT)
+            await send(BATCHES_KEPT, current)
 
     asyncio.run(main())
     assert stream.batches == [item.batch for item, _ in batches]
@@ -188,6 +223,32 @@ def test_a_batch_behind_a_gap_is_refused_by_a_gateway_that_knows_the_producer():
         with pytest.raises(WriterGapError):
             await producer.append(client, *batch_of(3, 1))
         assert await producer.append(client, *batch_of(2, 1)) == 1
+
+    run(body)
+
+
+def test_a_batch_that_overtakes_is_refused_by_a_gateway_that_does_not_know_the_producer():
+    async def body():
+        client, producer = Client(Stream()), Producer(name())
+        await producer.append(client, *batch_of(0, 2))
+        other = Producer(name())
+        with pytest.raises(WriterGapError):
+            await other.append(client, *batch_of(3, 1))
+        assert await producer.append(client, *batch_of(2, 1)) == 1
+        assert await other.append(client, *batch_of(3, 1)) == 2
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "refusal", [PermissionDeniedError.of("may only append"), OffsetOutOfRangeError.of("trimmed")]
+)
+def test_a_producer_whose_last_batch_cannot_be_read_goes_on(refusal):
+    async def body():
+        client = Client(Stream())
+        await Producer(name()).append(client, *batch_of(0, 2))
+        client.refusal = refusal
+        assert await Producer(name()).append(client, *batch_of(2, 1)) == 1
 
     run(body)
 

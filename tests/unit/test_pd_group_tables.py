@@ -2,6 +2,7 @@
 
 import pytest
 
+from sbp_core.group_limits import GATEWAYS_GROUP
 from sbp_core.pd.groups.group import Group, Member
 from sbp_core.pd.model import CursorChange, NewStream
 from sbp_core.pd.streams.cursor_handlers import list_groups_after
@@ -55,15 +56,16 @@ def test_a_member_sees_its_part_of_a_group_and_changes_that_of_its_heir(store):
     assert store.groups.maybe_group(GROUP, "nobody").members == {}
 
 
-def test_groups_with_members_are_listed_among_those_with_cursors(store):
+@pytest.mark.parametrize("count_max", [1, 2])
+def test_groups_with_members_are_listed_among_those_with_cursors(store, count_max):
     (stream,) = create(store, "a")
     for name in ("b", "d"):
         store.cursors.commit(name, [CursorChange(stream, 0)], 7)
-    for name in ("a", "b", "c", "e"):
+    for name in ("a", "b", "c", "e", GATEWAYS_GROUP):
         group = Group(100).with_member(member("m", "*"), {"m": frozenset()})
         store.groups.change(name, Group(100), group)
     listed, name = [], ""
-    while part := list_groups_after(store, name, count_max=2):
+    while part := list_groups_after(store, name, count_max=count_max):
         listed += [(each.group, each.committed_at_ms) for each in part]
         name = part[-1].group
     assert listed == [("a", -1), ("b", 7), ("c", -1), ("d", 7), ("e", -1)]

@@ -6,7 +6,7 @@ Stable, and of another protocol type, so that Kafka's tools leave it alone.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -17,7 +17,6 @@ from sbp_core.kafka.groups import membership_requests, offset_requests
 from sbp_core.kafka.groups.group import Group, GroupState
 from sbp_core.kafka.groups.refusals import group_code, misdirected, refused
 from sbp_core.kafka.messages import Fields
-from sbp_core.kafka.peers import GATEWAYS
 
 _OF_CONSUMERS: Final = "consumer"
 _OWN_TYPE: Final = "sbp"
@@ -33,25 +32,31 @@ async def _described(call: Call, name: str) -> Fields:
     if code is not ErrorCode.none:
         return {"group_id": name, "error_code": code}
     try:
-        has_own = await call.gateway.groups.rights.has_own_members(call.client, name)
+        state, kind = await _state_of(call, name)
         group = call.gateway.groups.find(name)
-        if group is not None and group.members:
-            return {"group_id": name, **_with_members(group)}
-        state, kind = GroupState.DEAD, ""
-        if has_own:
-            state, kind = GroupState.STABLE, _OWN_TYPE
-        elif await call.client.describe_cursors(name):
-            state, kind = GroupState.EMPTY, _OF_CONSUMERS
+        members = {} if group is None else _members(group)
+        if state is GroupState.EMPTY and not await call.client.describe_cursors(name):
+            state, kind = GroupState.DEAD, ""
     except SbpError as error:
         return {"group_id": name, "error_code": group_code(error)}
-    return {"group_id": name, "group_state": state.value, "protocol_type": kind}
+    return {"group_id": name, "group_state": state.value, "protocol_type": kind, **members}
 
 
-def _with_members(group: Group) -> Fields:
+async def _state_of(call: Call, name: str) -> tuple[GroupState, str]:
+    """Return the state of a group that exists, and the type of its protocol.
+
+    Raises PermissionDeniedError for a caller that may not use the group.
+    """
+    has_own = await call.gateway.groups.rights.has_own_members(call.client, name)
+    group = call.gateway.groups.find(name)
+    if group is not None and group.members:
+        return group.state, group.protocol_type
+    return (GroupState.STABLE, _OWN_TYPE) if has_own else (GroupState.EMPTY, _OF_CONSUMERS)
+
+
+def _members(group: Group) -> dict[str, Any]:
     protocol = group.protocol if group.state is GroupState.STABLE else ""
     return {
-        "group_state": group.state.value,
-        "protocol_type": group.protocol_type,
         "protocol_data": protocol,
         "members": [
             {
@@ -69,28 +74,20 @@ def _with_members(group: Group) -> Fields:
 
 async def list_groups(call: Call) -> Fields:
     """List the groups that the caller may use, of those that this gateway coordinates."""
-    groups = call.gateway.groups
-    try:
-        names = [each.group for each in await call.client.list_groups()]
-        for name in set(groups.names()).difference(names):
-            try:
-                await groups.rights.has_own_members(call.client, name)
-            except PermissionDeniedError:
-                continue
-            names.append(name)
-    except SbpError as error:
-        return {"error_code": group_code(error)}
     wanted = {state.lower() for state in getattr(call.body, "states_filter", ())}
     found = []
-    for name in filter(call.gateway.peers.is_coordinator, names):
-        if name == GATEWAYS:
-            continue
-        group = groups.find(name)
-        state, kind = GroupState.EMPTY, _OF_CONSUMERS
-        if group is not None and group.members:
-            state, kind = group.state, group.protocol_type
-        if not wanted or state.lower() in wanted:
-            found.append({"group_id": name, "protocol_type": kind, "group_state": state.value})
+    try:
+        listed = {each.group for each in await call.client.list_groups()}
+        names = sorted(listed.union(call.gateway.groups.names()))
+        for name in filter(call.gateway.peers.is_coordinator, names):
+            try:
+                state, kind = await _state_of(call, name)
+            except PermissionDeniedError:
+                continue
+            if not wanted or state.lower() in wanted:
+                found.append({"group_id": name, "protocol_type": kind, "group_state": state.value})
+    except SbpError as error:
+        return {"error_code": group_code(error)}
     return {"groups": found}
 
 

@@ -15,7 +15,7 @@ from sbp_core.client.types import NO_CURSOR
 from sbp_core.errors import NotFoundError, PermissionDeniedError, SbpError
 from sbp_core.kafka.calls import Api, Call
 from sbp_core.kafka.groups.refusals import group_code, misdirected, refused
-from sbp_core.kafka.messages import Fields
+from sbp_core.kafka.messages import Fields, by_topic
 
 _Codes = dict[tuple[str, int], ErrorCode]
 """Error codes by topic and partition."""
@@ -113,19 +113,8 @@ async def _commit(call: Call, group: str, offsets: Mapping[int, int]) -> dict[in
 
 
 def _answered(topics: Sequence[Any], codes: _Codes) -> list[Fields]:
-    return [
-        {
-            "name": topic.name,
-            "partitions": [
-                {
-                    "partition_index": each.partition_index,
-                    "error_code": codes[topic.name, each.partition_index],
-                }
-                for each in topic.partitions
-            ],
-        }
-        for topic in topics
-    ]
+    asked = [(topic.name, each.partition_index) for topic in topics for each in topic.partitions]
+    return by_topic(topics, [{"partition_index": at[1], "error_code": codes[at]} for at in asked])
 
 
 async def fetch_offsets(call: Call) -> Fields:

@@ -10,6 +10,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import SbpError, invalid
+from sbp_core.group_limits import GATEWAYS_GROUP
 from sbp_core.pd.groups.group_operations import refused_cursors
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import (
@@ -164,9 +165,10 @@ def list_groups_after(
 ) -> list[Cursor]:
     """Return the groups whose names come after `group`, by default one frame's worth.
 
-    A group that has members and no cursors yet has no time.
+    A group that has members and no cursors yet has no time. The group of the gateways is left out.
     """
-    times = dict.fromkeys(store.groups.names_after(group, count_max), -1)
+    times = dict.fromkeys(store.groups.names_after(group, count_max + 1), -1)
+    times.pop(GATEWAYS_GROUP, None)
     for each in store.cursors.groups_after(group, count_max):
         times[each.name] = each.committed_at_ms
     return [

@@ -241,16 +241,19 @@ class Writers:
             )
         if isinstance(found, NumberedBatch) and found.end_offset > final_below:
             return None
+        place = found.base_offset.to_bytes(8, "big")
         if found.record_count != record_count:
             raise invalid(
                 f"{number} had {counted(found.record_count, 'record')}, this one has"
-                f" {record_count}: two writers must not have the same id"
+                f" {record_count}: two writers must not have the same id",
+                place,
             )
         if not _is_repeat(found, batch):
             raise invalid(
                 f"{number} was appended before with other content, so this one was not stored: a"
                 " retry must send the same bytes, and two writers must not have the same id. See"
-                " what is in the stream, and go on as a new writer"
+                " what is in the stream, and go on as a new writer",
+                place,
             )
         return found
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 
 from sbp_core import limits
 from sbp_core.client import StreamSpec
@@ -90,6 +98,48 @@ def _is_fenced(consumer):
     except KafkaException as error:
         return error.args[0].code() == KafkaError._FATAL
     return message is not None and message.error().code() == KafkaError._FATAL
+
+
+def change_setting(admin, topic, operation, name, value=None):
+    entry = ConfigEntry(name, value, incremental_operation=operation)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(SECONDS)
+
+
+@pytest.mark.filterwarnings("ignore:alter_configs has been deprecated")
+def test_the_retention_of_a_topic_is_changed_and_nothing_else(gateway, client, topic):
+    client.create_streams([StreamSpec(f"{topic}-{index}") for index in range(2)])
+    admin = AdminClient(gateway.config)
+    change = partial(change_setting, admin, topic)
+
+    def retention():
+        found = client.describe_streams([f"{topic}-{index}" for index in range(2)])
+        return {(each.retention_period_ms, each.retention_bytes) for each in found}
+
+    change(AlterConfigOpType.SET, "retention.ms", "3600000")
+    change(AlterConfigOpType.SET, "retention.bytes", "1048576")
+    assert retention() == {(3_600_000, 1_048_576)}
+    change(AlterConfigOpType.DELETE, "retention.ms")
+    assert retention() == {(0, 1_048_576)}
+    for operation, name, value in (
+        (AlterConfigOpType.SET, "max.message.bytes", "1"),
+        (AlterConfigOpType.SET, "retention.ms", "soon"),
+        (AlterConfigOpType.APPEND, "retention.ms", "1"),
+    ):
+        with pytest.raises(KafkaException) as caught:
+            change(operation, name, value)
+        assert caught.value.args[0].code() == KafkaError.INVALID_CONFIG
+    whole = ConfigResource(ResourceType.TOPIC, topic, set_config={"retention.ms": "7200000"})
+    admin.alter_configs([whole])[whole].result(SECONDS)
+    assert retention() == {(7_200_000, 0)}
+
+
+def test_a_compacted_topic_keeps_all_records(gateway, client, topic):
+    admin = AdminClient(gateway.config)
+    created = NewTopic(topic, 1, 1, config={"cleanup.policy": "compact"})
+    admin.create_topics([created])[topic].result(SECONDS)
+    with pytest.raises(KafkaException, match="keeps all records"):
+        change_setting(admin, topic, AlterConfigOpType.SET, "retention.ms", "1")
 
 
 def test_settings_of_a_topic_are_told_from_defaults(gateway, client, topic):
