@@ -28,8 +28,8 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from sbp_core.lake.columns import TIMESTAMP
 from sbp_core.records import map_columns
 
-GROUP_BYTES: Final = 16 << 20
-"""Size of a row group in Arrow: a reader holds some of them in memory."""
+GROUP_BYTES: Final = 4 << 20
+"""Size of a row group in Arrow. Where a partition of Spark ends in a group, two tasks read it."""
 _SMALL: Final = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 _FIELD_ID: Final = b"PARQUET:field_id"
 _PARQUET: Final = FileFormat.PARQUET
