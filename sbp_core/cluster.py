@@ -165,7 +165,7 @@ class Cluster:
 
         async with AsyncClient(endpoint) as client:
             settings = LandingSettings(_LAKE_SECONDS)
-            self._lake = Lake(client, catalog, settings, self._settings.lake_rules)
+            self._lake = Lake(client, lambda: catalog, settings, self._settings.lake_rules)
             await self._lake.run()
 
     async def _serve_kafka(self, endpoint: str) -> None:

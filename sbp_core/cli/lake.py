@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ from sbp_core.cli.output import write_json, write_table
 from sbp_core.cli.server_options import setting_option
 from sbp_core.cli.serving import ReadyFile, announce, watch_signals
 from sbp_core.errors import ConfigurationError
-from sbp_core.lake.catalog import open_catalog
+from sbp_core.lake.catalog import open_catalog, require_pyiceberg
 from sbp_core.settings.configuration import SERVE, ProcessSettings, settings_of
 from sbp_core.settings.lake_tables import TableRule
 from sbp_core.settings.listening import ListenerSettings, is_wildcard
@@ -132,8 +133,9 @@ def lake(
     folder = warehouse or _WAREHOUSE
     shown = {**settings, "catalog": catalog, "warehouse": folder, "tables": lake_tables}
     admin = _Admin(admin_host, admin_port, {"lake": shown}) if admin_port >= 0 else None
-    opened = open_catalog(catalog, folder)
-    asyncio.run(_serve(options, opened, settings, ready, rules=rules, admin=admin))
+    require_pyiceberg()
+    opener = partial(open_catalog, catalog, folder)
+    asyncio.run(_serve(options, opener, settings, ready, rules=rules, admin=admin))
     return 0
 
 
@@ -184,7 +186,7 @@ def status(options: ClientOptions, catalog: str | None, warehouse: str | None) -
 
 async def _serve(
     options: ClientOptions,
-    catalog: Catalog,
+    opener: Callable[[], Catalog],
     settings: dict[str, Any],
     ready: ReadyFile,
     *,
@@ -199,7 +201,7 @@ async def _serve(
     ready.remove()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(async_client(options, PATIENT_MS))
-        lake = Lake(client, catalog, LandingSettings(**settings), rules)
+        lake = Lake(client, opener, LandingSettings(**settings), rules)
         content, lines = {"lake": options.endpoint}, []
         if admin is not None:
             content["admin"] = await admin.start(lake, stack)
@@ -224,4 +226,8 @@ async def _statuses(
 
     async with async_client(options, PROMPT_MS) as client:
         targets = await find_targets(client)
-        return await find_statuses(client, catalog, [each[:2] for each in targets])
+        found = await find_statuses(client, catalog, [each[:2] for each in targets])
+    return [
+        (replace(state, error=state.error or noted), lag)
+        for (state, lag), noted in zip(found, targets.values(), strict=True)
+    ]

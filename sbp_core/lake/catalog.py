@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from sbp_core.errors import ConfigurationError
+from sbp_core.errors import ConfigurationError, SbpError
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -18,15 +18,15 @@ _SECRETS: Final = ("secret", "token", "password", "credential", "key")
 def open_catalog(name: str | None, warehouse: str | None) -> Catalog:
     """Return the catalog of a name, or else the one in SQLite in a warehouse folder.
 
-    Without either it is PyIceberg's default catalog. Raises ConfigurationError.
+    Without either it is PyIceberg's default catalog. Raises ConfigurationError for a configuration
+    with which no catalog can be opened, else SbpError: the catalog may be there later.
     """
-    try:
-        from pyiceberg.catalog import load_catalog
-        from pyiceberg.catalog.sql import SqlCatalog
-    except ImportError as error:
-        raise ConfigurationError(
-            "tables of streams need PyIceberg: pip install 'sbp-spark[lake]'"
-        ) from error
+    require_pyiceberg()
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.exceptions import NotInstalledError
+    from sqlalchemy.exc import ArgumentError
+
     try:
         if name is not None or warehouse is None:
             return load_catalog(name)
@@ -39,7 +39,20 @@ def open_catalog(name: str | None, warehouse: str | None) -> Catalog:
             **{"py-io-impl": "sbp_core.lake.synced_files.SyncedFileIO"},
         )
     except Exception as error:
-        raise ConfigurationError(f"the catalog cannot be opened: {_first_line(error)}") from error
+        text = f"the catalog cannot be opened: {_first_line(error)}"
+        if isinstance(error, ValueError | NotInstalledError | ArgumentError):
+            raise ConfigurationError(text) from error
+        raise SbpError(text) from error
+
+
+def require_pyiceberg() -> None:
+    """Raise ConfigurationError if PyIceberg is not installed."""
+    try:
+        import pyiceberg.catalog.sql  # noqa: F401 - only whether it can be imported
+    except ImportError as error:
+        raise ConfigurationError(
+            "tables of streams need PyIceberg: pip install 'sbp-spark[lake]'"
+        ) from error
 
 
 def describe_error(error: Exception, catalog: Catalog) -> str:

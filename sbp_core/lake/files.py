@@ -28,11 +28,13 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from sbp_core.lake.columns import TIMESTAMP
 from sbp_core.records import map_columns
 
-GROUP_BYTES: Final = 16 << 20
-"""Size of a row group in Arrow: a reader holds some of them in memory."""
+GROUP_BYTES: Final = 4 << 20
+"""Size of a row group in Arrow. Where a partition of Spark ends in a group, two tasks read it."""
 _SMALL: Final = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 _FIELD_ID: Final = b"PARQUET:field_id"
 _PARQUET: Final = FileFormat.PARQUET
+_ENDINGS: Final = {"data": (".parquet",), "metadata": (".avro", ".metadata.json")}
+"""How the names of files end that a commit writes, by their folder."""
 
 
 def write_files(io: FileIO, metadata: TableMetadata, rows: Iterable[pa.Table]) -> list[DataFile]:
@@ -117,22 +119,20 @@ def read_file(io: FileIO, path: str) -> pa.Table:
 
 def delete_unreferenced(
     io: FileIO, metadata: TableMetadata, referenced: Collection[str], older_than: datetime
-) -> int:
-    """Delete data files that no snapshot refers to, and return how many.
+) -> None:
+    """Delete files of a table that it does not refer to.
 
-    A process that was killed before its commit leaves them. Younger files stay, because a commit
-    of another process may be under way.
+    A process that was killed before its commit leaves data files and metadata. Younger files stay,
+    because a commit of another process may be under way.
     """
-    filesystem, folder = file_system(io, f"{metadata.location}/data")
     _, _, first = PyArrowFileIO.parse_location(metadata.location)
     known = {PyArrowFileIO.parse_location(each)[2] for each in referenced}
-    deleted = 0
-    for each in filesystem.get_file_info(FileSelector(folder, True, True)):
-        is_ours = each.path.endswith(".parquet") and each.path.startswith(first)
-        if is_ours and each.path not in known and each.mtime < older_than:
-            filesystem.delete_file(each.path)
-            deleted += 1
-    return deleted
+    for name, endings in _ENDINGS.items():
+        filesystem, folder = file_system(io, f"{metadata.location}/{name}")
+        for each in filesystem.get_file_info(FileSelector(folder, True, True)):
+            is_ours = each.path.endswith(endings) and each.path.startswith(first)
+            if is_ours and each.path not in known and each.mtime < older_than:
+                filesystem.delete_file(each.path)
 
 
 def file_system(io: FileIO, location: str) -> tuple[FileSystem, str]:

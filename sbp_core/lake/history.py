@@ -24,7 +24,7 @@ from sbp_core import limits
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError, SbpError
 from sbp_core.lake.columns import HEADERS, KEY, OFFSET, PLAIN, TIMESTAMP, table_schema
 from sbp_core.lake.files import as_columns, file_system
-from sbp_core.lake.table import DataFileRange, LakeTable
+from sbp_core.lake.table import LakeTable
 from sbp_core.records import (
     ROWS_SCHEMA,
     BatchFilter,
@@ -63,6 +63,13 @@ class _Group(NamedTuple):
     statistics: pq.RowGroupMetaData
 
 
+class _File(NamedTuple):
+    """A file whose footer has been read: it is not read again for each part."""
+
+    fragment: ds.ParquetFileFragment
+    groups: list[_Group]
+
+
 class _Encoded(NamedTuple):
     """A record batch, and the offset behind its last record."""
 
@@ -80,7 +87,7 @@ class TableHistory:
         self._stream_id = stream_id
         self._schema = schema
         self._cuts: OrderedDict[tuple[int, Wanted], deque[_Encoded]] = OrderedDict()
-        self._footers: dict[str, list[_Group]] = {}
+        self._opened: dict[str, _File] = {}
         self.end = 0 if landed is None else landed.end_offset
         self.start = min((each.start for each in self._files), default=self.end)
         self.gaps = () if landed is None else landed.gaps
@@ -165,7 +172,8 @@ class TableHistory:
         while not groups or upto < (end := max(each.end for each in groups)):
             upto = end if groups else upto
             files = [each for each in self._files if each.start < upto and each.end > start]
-            every = [each for file in files for each in self._groups(file) if each.end > start]
+            opened = [self._open(file.path) for file in files]
+            every = [each for file in opened for each in file.groups if each.end > start]
             groups = [each for each in every if each.start < upto]
             if not groups:
                 starts = [*(each.start for each in every), *(each.start for each in self._files)]
@@ -173,21 +181,17 @@ class TableHistory:
                 raise _missing(start, min(later, default=self.end), self.end)
         return groups
 
-    def _groups(self, file: DataFileRange) -> Sequence[_Group]:
-        if file.path not in self._footers:
-            if len(self._footers) >= _FOOTERS_KEPT:
-                self._footers.clear()
-            self._footers[file.path] = [*self._read_groups(file.path)]
-        return self._footers[file.path]
-
-    def _read_groups(self, path: str) -> Iterator[_Group]:
-        filesystem, location = file_system(self._io, path)
-        with filesystem.open_input_file(location) as opened:
-            footer = pq.read_metadata(opened)
-        for number in range(footer.num_row_groups):
-            group = footer.row_group(number)
-            offsets = _statistics(group, OFFSET)
-            yield _Group(offsets.min, offsets.max + 1, path, number, group)
+    def _open(self, path: str) -> _File:
+        if path not in self._opened:
+            if len(self._opened) >= _FOOTERS_KEPT:
+                self._opened.clear()
+            filesystem, location = file_system(self._io, path)
+            fragment = ds.ParquetFileFormat().make_fragment(location, filesystem)
+            footer = fragment.metadata
+            numbers = range(footer.num_row_groups)
+            groups = [_group(path, each, footer.row_group(each)) for each in numbers]
+            self._opened[path] = _File(fragment, groups)
+        return self._opened[path]
 
     def _scan(
         self,
@@ -196,8 +200,9 @@ class TableHistory:
         names: Sequence[str],
         row_groups: Sequence[int] | None = None,
     ) -> pa.Table:
-        filesystem, location = file_system(self._io, path)
-        fragment = ds.ParquetFileFormat().make_fragment(location, filesystem, row_groups=row_groups)
+        fragment = self._open(path).fragment
+        if row_groups is not None:
+            fragment = fragment.subset(row_group_ids=row_groups)
         there = [each for each in fragment.physical_schema.names if each in names]
         rows = fragment.to_table(columns=there, filter=condition)
         schema = PLAIN if self._schema is None else table_schema(self._schema.arrow)
@@ -310,6 +315,11 @@ def _with_times(batch: pa.RecordBatch, rows: pa.Table) -> tuple[str | None, pa.R
         if batch.column(at).equals(times):
             return field.name, batch
     return None, batch
+
+
+def _group(path: str, number: int, metadata: pq.RowGroupMetaData) -> _Group:
+    offsets = _statistics(metadata, OFFSET)
+    return _Group(offsets.min, offsets.max + 1, path, number, metadata)
 
 
 def _statistics(group: pq.RowGroupMetaData, path: str) -> Any:

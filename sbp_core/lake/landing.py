@@ -38,7 +38,7 @@ _LOG: Final = logging.getLogger(__name__)
 _FETCH_BYTES: Final = 8 << 20
 _COMPACTED_COMMITS: Final = 16
 _EXPIRY_SECONDS: Final = 3_600.0
-_RETRY_SECONDS: Final = (1.0, 60.0)
+RETRY_SECONDS: Final = (1.0, 60.0)
 """The first pause after an error, and the longest one."""
 
 
@@ -75,7 +75,10 @@ class _Collected:
 
 
 class Landing:
-    """Lands one stream in one table until it is cancelled. Blocking work is done by `workers`."""
+    """Lands one stream in one table until it is cancelled. Blocking work is done by `workers`.
+
+    `error` is the last one of an earlier process: it counts until an attempt succeeds.
+    """
 
     def __init__(
         self,
@@ -87,6 +90,7 @@ class Landing:
         settings: LandingSettings,
         workers: Executor,
         trim_after: str | None = None,
+        error: str | None = None,
     ) -> None:
         self._client = client
         self._catalog = catalog
@@ -101,14 +105,14 @@ class Landing:
         self._expire_at = 0.0
         self._trim_after = trim_after
         self._trimmed_offset = 0
-        self.state = TableState(stream.label, table)
+        self.state = TableState(stream.label, table, error=error)
         self.error_count = 0
         self.changed: Final = asyncio.Event()
         """Set whenever `state` is another one."""
 
     async def run(self) -> None:
         """Land records, and begin again after each error."""
-        pause = _RETRY_SECONDS[0]
+        pause = RETRY_SECONDS[0]
         while True:
             landed = self.state.landed_offset
             try:
@@ -121,9 +125,9 @@ class Landing:
                 self.error_count += 1
                 self._show(replace(self.state, error=text))
             if self.state.landed_offset != landed:
-                pause = _RETRY_SECONDS[0]
+                pause = RETRY_SECONDS[0]
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _RETRY_SECONDS[1])
+            pause = min(2 * pause, RETRY_SECONDS[1])
 
     async def _land(self) -> None:
         trim_after_ms = self._trim_age()

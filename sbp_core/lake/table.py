@@ -308,6 +308,8 @@ class LakeTable:
         for path in before - kept:
             with suppress(FileNotFoundError):
                 self._table.io.delete(path)
+        kept.add(self._table.metadata_location)
+        kept.update(each.metadata_file for each in self._table.metadata.metadata_log)
         orphaned_at = datetime.now(UTC) - _ORPHAN_AGE
         delete_unreferenced(self._table.io, self._table.metadata, kept, orphaned_at)
 

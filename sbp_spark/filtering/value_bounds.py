@@ -93,9 +93,22 @@ def _hull(name: str, leaf: Leaf, kind: pa.DataType) -> ColumnBounds:
             least, most = min(keys), max(keys)
         case Comparison(_, op, value):
             key = order_key(value, kind)
-            least = key if op in {"=", ">", ">="} else None
-            most = key if op in {"=", "<", "<="} else None
+            before, behind = (key, key) if key is None else _neighbours(key, kind)
+            least = {"=": key, ">": behind, ">=": key}.get(op)
+            most = {"=": key, "<": before, "<=": key}.get(op)
     return ColumnBounds(name, least, most, takes_null=False)
+
+
+def _neighbours(key: bytes, kind: pa.DataType) -> tuple[bytes, bytes]:
+    """Return the keys before and behind a value; its own where other values may lie between."""
+    types = pa.types
+    is_whole = types.is_signed_integer(kind) or types.is_date32(kind) or types.is_decimal128(kind)
+    if not is_whole and not (types.is_timestamp(kind) and kind.unit == "us"):
+        return key, key
+    number, most = int.from_bytes(key, "big"), (1 << 8 * len(key)) - 1
+    numbers = max(number - 1, 0), min(number + 1, most)
+    before, behind = (each.to_bytes(len(key), "big") for each in numbers)
+    return before, behind
 
 
 def _all_of(found: Sequence[_Hulls | None]) -> _Hulls | None:

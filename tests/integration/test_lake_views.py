@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import urllib.request
@@ -13,10 +14,12 @@ import pyarrow as pa
 from test_admin_endpoint import ask, samples, wait_for
 
 import sbp_core
-from sbp_core.client import StreamSpec, StreamUpdate
+from sbp_core.client import AsyncClient, StreamSpec, StreamUpdate
+from sbp_core.errors import SbpError
+from sbp_core.lake.service import Lake
 from sbp_core.records import StreamSchema
 from tests.support.clock import until
-from tests.support.lake import catalog_in, has_landed, land_until
+from tests.support.lake import NOW, catalog_in, has_landed, land_until
 from tests.support.warm import sbp
 from tests.support.web import serving_console
 
@@ -93,6 +96,79 @@ def status(cluster, folder):
     process = sbp("lake", "status", *words, stdout=subprocess.PIPE, text=True)
     lines = process.communicate(timeout=60)[0].splitlines()
     return {each["stream"]: each for each in map(json.loads, lines)}
+
+
+def test_status_shows_why_another_process_fails_until_it_does_not(
+    cluster, client, new_streams, tmp_path
+):
+    (stream,) = new_streams(1)
+    catalog = catalog_in(tmp_path / "lake")
+    name_table(client, stream, f"lake.{stream}")
+    trim_after(client, stream, "soon")
+    send(cluster, stream, 1)
+    run_lake(cluster, lambda: catalog, lambda _: noted_error(client, stream))
+    shown = status(cluster, tmp_path)[stream]
+    assert "lake.trim-after-ms is 'soon'; expected milliseconds" in shown["error"]
+    trim_after(client, stream, "60000")
+    run_lake(cluster, lambda: catalog, lambda _: not noted_error(client, stream))
+    shown = status(cluster, tmp_path)[stream]
+    assert (shown["error"], shown["landed_offset"]) == (None, 1)
+
+
+def test_a_catalog_that_cannot_be_opened_is_opened_later(cluster, client, new_streams, tmp_path):
+    (stream,) = new_streams(1)
+    name_table(client, stream, f"lake.{stream}")
+    send(cluster, stream, 1)
+    reasons = []
+
+    def open_catalog():
+        if not reasons:
+            raise SbpError("the catalog cannot be opened: it is down")
+        return catalog_in(tmp_path / "lake")
+
+    def is_landed(lake):
+        reasons.extend(each.code for each in lake.unready())
+        return reasons and status(cluster, tmp_path)[stream]["landed_offset"] == 1
+
+    run_lake(cluster, open_catalog, is_landed)
+    assert reasons[0] == "catalog_unreachable"
+
+
+def test_a_catalog_that_no_configuration_names_ends_the_command(cluster, monkeypatch):
+    monkeypatch.setenv("PYICEBERG_CATALOG__WRONG__TYPE", "no-type")
+    words = ("lake", "--endpoint", cluster.endpoint, "--catalog", "wrong")
+    process = sbp(*words, stderr=subprocess.PIPE, text=True)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert error.splitlines()[-1] == (
+        "sbp: the catalog cannot be opened: ValueError: 'no-type' is not a valid CatalogType"
+    )
+
+
+def trim_after(client, stream, age):
+    client.update_streams([StreamUpdate(stream, properties={"lake.trim-after-ms": age})])
+
+
+def noted_error(client, stream):
+    (info,) = client.describe_streams([stream])
+    return client.describe_properties([info.stream_id])[info.stream_id].get("lake.error")
+
+
+def run_lake(cluster, open_catalog, is_done):
+    """Land streams in this process until something is so."""
+
+    async def main():
+        async with AsyncClient(cluster.endpoint) as client:
+            lake = Lake(client, open_catalog, NOW, look_seconds=0.05)
+            running = asyncio.create_task(lake.run())
+            async with asyncio.timeout(120):
+                while not await asyncio.to_thread(is_done, lake):
+                    assert not running.done()
+                    await asyncio.sleep(0.05)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(main())
 
 
 def test_the_console_shows_the_table_of_a_stream(cluster, client, new_streams, tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +20,7 @@ from sbp_core.client.types import StreamInfo
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.lake.catalog import describe_error
 from sbp_core.lake.columns import PLAIN, join_rows, rows_of, table_schema
-from sbp_core.lake.files import delete_unreferenced, read_file
+from sbp_core.lake.files import read_file
 from sbp_core.lake.table import LakeConflictError, LakeTable
 
 STREAM = StreamInfo(7, "orders", 1, 0, created_at_ms=5)
@@ -191,21 +193,27 @@ def test_small_commits_are_compacted_only_together(catalog):
     assert stored(catalog)["value"].to_pylist() == [b"%d" % each for each in range(40)]
 
 
-def test_old_files_that_nothing_refers_to_are_deleted(catalog, tmp_path):
+def test_of_old_files_the_table_keeps_what_it_refers_to_and_no_others(catalog, tmp_path):
     table = open_table(catalog)
-    append(table, plain([b"a"]))
+    for at in range(3):
+        append(table, plain([b"%d" % at], at), expected=at or None)
+    folder = tmp_path / "lake" / "orders"
+    metadata, data = folder / "metadata", folder / "data"
+    old = [metadata / "00009-x.metadata.json", metadata / "snap-1-x.avro", metadata / "x-m0.avro"]
+    old += [data / "y.parquet", metadata / "of-others.puffin"]
+    young = [metadata / "00010-x.metadata.json", data / "x.parquet"]
+    for each in (*old, *young):
+        each.write_bytes(b"")
+    for each in {*tmp_path.rglob("*.*")} - {*young}:
+        os.utime(each, (0, 0))
+    table.expire(datetime.now(UTC) - timedelta(days=1))
+    assert [each.exists() for each in old] == [False] * 4 + [True]
+    assert all(each.exists() for each in young)
     loaded = catalog.load_table("lake.orders")
-    known = {each.removeprefix("file://") for each in files_of(catalog)}
-    folder = next(iter(known)).rpartition("/")[0]
-    orphan = tmp_path / "other.parquet"
-    orphan.write_bytes(b"")
-    orphan = orphan.rename(f"{folder}/orphan.parquet")
-    now = datetime.now(UTC)
-    delete_unreferenced(loaded.io, loaded.metadata, known, now - timedelta(hours=1))
-    assert orphan.exists()
-    delete_unreferenced(loaded.io, loaded.metadata, files_of(catalog), now + timedelta(hours=1))
-    assert not orphan.exists()
-    assert stored(catalog).num_rows == 1
+    log = [each.metadata_file for each in loaded.metadata.metadata_log]
+    assert len(log) > 1
+    assert all(Path(each.removeprefix("file://")).exists() for each in log)
+    assert stored(catalog).num_rows == 3
 
 
 def test_a_table_of_something_else_is_refused(catalog):

@@ -183,8 +183,11 @@ ROWS = [
 @pytest.mark.parametrize(
     ("text", "is_read"),
     [
-        ("id > 9", True),  # bounds are closed
-        ("id > 10", False),
+        ("id > 9", False),
+        ("id > 8", True),
+        ("id < 5", False),
+        ("id < 6", True),
+        ("price < 1.5", True),  # a bound of floats is closed
         ("9 <= id", True),
         ("not id <= 10", False),
         ("id between 6 and 7", True),
