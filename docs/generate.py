@@ -30,12 +30,7 @@ from sbp_core.cli.options import ClientOptions, client_options
 from sbp_core.pd.txns.publications import PUBLICATION
 from sbp_core.rangeserver.hosted_ranges import RANGE
 from sbp_core.session.states import CALL, CONNECTION, REFUSED, Machine
-from sbp_core.settings.configuration import (
-    PD,
-    RANGE_SERVER,
-    SERVE,
-    Configuration,
-)
+from sbp_core.settings.configuration import PD, RANGE_SERVER, SERVE, Configuration
 from sbp_core.settings.declaration import setting_of
 from sbp_spark.command import CHECKPOINT
 from sbp_spark.options.declaring import Option

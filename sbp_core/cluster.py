@@ -45,10 +45,7 @@ from sbp_core.rangeserver.server_id import load_identity
 from sbp_core.regular_files import DIRECTORY_MODE, open_private
 from sbp_core.server.metrics import Catalog, Reading
 from sbp_core.server.served import Condition, Unready
-from sbp_core.settings.listening import (
-    is_wildcard,
-    join_address,
-)
+from sbp_core.settings.listening import is_wildcard, join_address
 from sbp_core.settings.server_settings import ClusterSettings, RangeServerSettings
 from sbp_core.tls import ServerTls
 

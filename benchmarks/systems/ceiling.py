@@ -10,12 +10,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.harness.model import Shape
 from benchmarks.systems.base import WRITTEN
-from benchmarks.systems.sources import (
-    IDLE_FORMAT,
-    MEMORY_FORMAT,
-    NULL_FORMAT,
-    shape_options,
-)
+from benchmarks.systems.sources import IDLE_FORMAT, MEMORY_FORMAT, NULL_FORMAT, shape_options
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,7 @@ from sbp_core.backup.storage import BackupStorage
 from sbp_core.backup.taking import OnProgress, Progress, some_at_a_time
 from sbp_core.backup.upkeep import check_present
 from sbp_core.client import AppendItem, AsyncClient, Writer
-from sbp_core.wire.headers import (
-    ClusterMetadata,
-    RestoreMetadataRequest,
-    RestoreMetadataResponse,
-)
+from sbp_core.wire.headers import ClusterMetadata, RestoreMetadataRequest, RestoreMetadataResponse
 from sbp_core.wire.opcodes import Opcode
 
 _APPEND_BYTES: Final = 4 << 20

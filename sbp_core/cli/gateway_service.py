@@ -14,13 +14,7 @@ from sbp_core import __version__, tls, tls_expiry
 from sbp_core.cli.connect import connecting
 from sbp_core.cli.options import ClientOptions, Declare, declaring, transfer_options
 from sbp_core.cli.server_options import settings_options
-from sbp_core.cli.serving import (
-    ReadyFile,
-    announce,
-    logged_process,
-    settle_garbage,
-    watch_signals,
-)
+from sbp_core.cli.serving import ReadyFile, announce, logged_process, settle_garbage, watch_signals
 from sbp_core.settings.configuration import ProcessSettings, given_values, settings_of
 from sbp_core.settings.web_settings import WebSettings
 

@@ -18,11 +18,7 @@ from sbp_core.pd.metadata.sqlite_inspection import (
     find_store,
 )
 from sbp_core.pd.metadata.store import data_dir_of, is_shared
-from sbp_core.rangeserver.server_id import (
-    DRIVER_COMMIT_NAME,
-    load_identity,
-    read_driver_commit,
-)
+from sbp_core.rangeserver.server_id import DRIVER_COMMIT_NAME, load_identity, read_driver_commit
 from sbp_core.wording import counted
 
 _SERVERS: Final = "range-server-*"

@@ -18,13 +18,7 @@ from sbp_core.errors import FrameError, SbpError
 from sbp_core.kafka.calls import Call
 from sbp_core.kafka.gateway import Gateway
 from sbp_core.kafka.memory import Memory
-from sbp_core.kafka.messages import (
-    LENGTH_BYTES,
-    Request,
-    decode_request,
-    encode_response,
-    peek_api,
-)
+from sbp_core.kafka.messages import LENGTH_BYTES, Request, decode_request, encode_response, peek_api
 from sbp_core.kafka.served_apis import APIS, PRODUCE, maybe_versions, refuse_version
 from sbp_core.kafka.signing_in import SignIn
 

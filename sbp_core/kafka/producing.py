@@ -18,13 +18,7 @@ from sbp_core.errors import InvalidRequestError, SbpError
 from sbp_core.kafka.calls import Api, Call
 from sbp_core.kafka.messages import Fields
 from sbp_core.kafka.problems import partition_code
-from sbp_core.kafka.producers import (
-    EPOCH_MAX,
-    Producer,
-    Sequence,
-    new_producer_id,
-    origin_of,
-)
+from sbp_core.kafka.producers import EPOCH_MAX, Producer, Sequence, new_producer_id, origin_of
 from sbp_core.kafka.record_sets import (
     OldFormatError,
     ProducerBatch,

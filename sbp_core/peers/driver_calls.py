@@ -27,12 +27,7 @@ from sbp_core.client.operations.numbering import Marks
 from sbp_core.client.operations.open_calls import Call
 from sbp_core.client.operations.range_placement import chunks, cut_by_weight
 from sbp_core.client.types import RangeInfo, ReceivedBatches, TxnPart
-from sbp_core.errors import (
-    NotFoundError,
-    ProtocolError,
-    SbpError,
-    TxnIncompleteError,
-)
+from sbp_core.errors import NotFoundError, ProtocolError, SbpError, TxnIncompleteError
 from sbp_core.peers.links import Caller, Links
 from sbp_core.records import split_envelopes
 from sbp_core.session.negotiation import FeatureName

@@ -26,14 +26,7 @@ from sbp_core.access.identity import Identity
 from sbp_core.access.rights import CLAIM_MS, Owners, Right
 from sbp_core.errors import PermissionDeniedError, SbpError, ThrottledError
 from sbp_core.server.dispatch import ServerCall
-from sbp_core.server.guard import (
-    Authority,
-    Judgement,
-    Rule,
-    Target,
-    lacking_right,
-    stream_id_of,
-)
+from sbp_core.server.guard import Authority, Judgement, Rule, Target, lacking_right, stream_id_of
 from sbp_core.server.runtime import Clock, cancel_all
 from sbp_core.server.trust import denied
 from sbp_core.wire.headers import CheckRightsResponse, StreamRights

@@ -42,12 +42,7 @@ from sbp_core.records.order_keys import order_key
 from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_columns
 from sbp_core.records.skipping import BatchFilter, batch_filter, check_filters
 from sbp_core.records.slicing import slice_plain
-from sbp_core.records.small_batches import (
-    Run,
-    decode_batches,
-    maybe_columns_together,
-    small_runs,
-)
+from sbp_core.records.small_batches import Run, decode_batches, maybe_columns_together, small_runs
 from sbp_core.records.statistics import (
     ColumnBounds,
     encode_statistics,

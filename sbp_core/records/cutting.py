@@ -30,12 +30,7 @@ from sbp_core.records.arrow_message import (
     split_pairs,
 )
 from sbp_core.records.encodings import ENCODINGS
-from sbp_core.records.envelope import (
-    HEAD_BYTES_MIN,
-    announced_head_bytes,
-    encode_head,
-    read_head,
-)
+from sbp_core.records.envelope import HEAD_BYTES_MIN, announced_head_bytes, encode_head, read_head
 from sbp_core.wire._generated import Projection
 
 _METADATA_BYTES: Final = struct.Struct("<4xi")

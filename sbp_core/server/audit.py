@@ -21,12 +21,7 @@ from msgspec import Struct
 from sbp_core.errors import HeaderError, Outcome, SbpError, StatusCode
 from sbp_core.server.trust import ServerRole, Standing
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.headers import (
-    REQUEST_TABLES,
-    RESULT_FIELDS,
-    Status,
-    decode_header,
-)
+from sbp_core.wire.headers import REQUEST_TABLES, RESULT_FIELDS, Status, decode_header
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error, status_for
 

@@ -26,20 +26,10 @@ from sbp_core.client import (
 from sbp_core.errors import NotFoundError, SbpError
 from sbp_spark.client_pool import Patience, client_for
 from sbp_spark.options.source import SourceOptions
-from sbp_spark.options.stream_selection import (
-    FoundStream,
-    StreamList,
-    StreamPattern,
-    find_ids,
-)
+from sbp_spark.options.stream_selection import FoundStream, StreamList, StreamPattern, find_ids
 from sbp_spark.reading.losses import DOUBT_WAITS_S
 from sbp_spark.reading.offsets import StreamPosition
-from sbp_spark.reading.source_streams import (
-    StreamKinds,
-    find_matching,
-    maybe_kinds,
-    select_streams,
-)
+from sbp_spark.reading.source_streams import StreamKinds, find_matching, maybe_kinds, select_streams
 from sbp_spark.streaming.stalls import Stalls
 
 IDLE_WAIT_MS: Final = 500

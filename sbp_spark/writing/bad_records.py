@@ -17,12 +17,7 @@ import pyarrow as pa
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SbpError
-from sbp_core.records import (
-    ROWS_SCHEMA,
-    map_columns,
-    record_sizes,
-    record_too_large,
-)
+from sbp_core.records import ROWS_SCHEMA, map_columns, record_sizes, record_too_large
 from sbp_core.records.json_values import describe_columns
 from sbp_core.wording import listed
 from sbp_spark.spark_internals.task_log import LOG

@@ -57,14 +57,7 @@ from sbp_spark.writing.digest import join_digests
 from sbp_spark.writing.directory import ON_BAD_RECORD, PlannedTargets, StreamDirectory
 from sbp_spark.writing.payload import Payload, fill_times, make_payload
 from sbp_spark.writing.routing import RowRouter
-from sbp_spark.writing.sending import (
-    PACE,
-    Builders,
-    PlainAppend,
-    Sender,
-    SendingPace,
-    StagedAppend,
-)
+from sbp_spark.writing.sending import PACE, Builders, PlainAppend, Sender, SendingPace, StagedAppend
 
 
 @dataclass(frozen=True, slots=True)

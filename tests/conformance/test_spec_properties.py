@@ -5,11 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from sbp_core.errors import StatusCode
-from sbp_core.properties import (
-    PROPERTIES_MAX,
-    PROPERTY_KEY_LENGTH_MAX,
-    PROPERTY_VALUE_BYTES_MAX,
-)
+from sbp_core.properties import PROPERTIES_MAX, PROPERTY_KEY_LENGTH_MAX, PROPERTY_VALUE_BYTES_MAX
 from sbp_core.wire.headers import (
     CommitCursorsRequest,
     CreateStreamsRequest,

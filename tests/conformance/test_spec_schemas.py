@@ -7,11 +7,7 @@ import pytest
 
 from sbp_core.errors import StatusCode
 from sbp_core.records import StreamSchema
-from sbp_core.wire.headers import (
-    DescribeSchemasRequest,
-    RegisterSchemasRequest,
-    SchemaEntry,
-)
+from sbp_core.wire.headers import DescribeSchemasRequest, RegisterSchemasRequest, SchemaEntry
 from sbp_core.wire.opcodes import Opcode
 
 NO_STREAM = 2**40

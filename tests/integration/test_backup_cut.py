@@ -8,15 +8,8 @@ import pytest
 
 from sbp_core.backup.storage import BackupStorage
 from sbp_core.backup.taking import take_backup
-from sbp_core.client import (
-    AsyncClient,
-    RetryPolicy,
-)
-from sbp_core.errors import (
-    InvalidRequestError,
-    NoRangeServerError,
-    NotFoundError,
-)
+from sbp_core.client import AsyncClient, RetryPolicy
+from sbp_core.errors import InvalidRequestError, NoRangeServerError, NotFoundError
 from sbp_core.pd.backups import cut_handlers
 from sbp_core.pd.txns.publishing import Publisher
 from sbp_core.peers.driver_calls import Peers

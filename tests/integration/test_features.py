@@ -19,12 +19,7 @@ from sbp_core.client import (
 )
 from sbp_core.errors import UnsupportedError
 from sbp_core.session.negotiation import NO_FEATURES, Agreement, offer
-from sbp_core.wire.headers import (
-    Feature,
-    HeartbeatRequest,
-    ReadEntriesRequest,
-    ReplicateRequest,
-)
+from sbp_core.wire.headers import Feature, HeartbeatRequest, ReadEntriesRequest, ReplicateRequest
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import core_cluster, rows_batch, values_of
 from tests.support.wire import RawClient

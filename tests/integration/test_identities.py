@@ -24,11 +24,7 @@ from sbp_core.client import (
     FetchItem,
     StreamSpec,
 )
-from sbp_core.errors import (
-    ConfigurationError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-)
+from sbp_core.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
 from sbp_core.session.negotiation import identity_offer
 from sbp_core.settings.listening import Exposure
 from sbp_core.tls import ServerTls

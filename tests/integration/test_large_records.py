@@ -32,13 +32,7 @@ from sbp_core.records import (
     record_sizes,
     split_envelopes,
 )
-from sbp_core.wire.headers import (
-    FetchInfo,
-    FetchRequest,
-    FetchResponse,
-    FetchResult,
-    decode_header,
-)
+from sbp_core.wire.headers import FetchInfo, FetchRequest, FetchResponse, FetchResult, decode_header
 from sbp_core.wire.opcodes import Opcode
 from tests.support.cluster import TIMESTAMP_MS, rows_batch, values_of
 from tests.support.data.batches import sequence_batch

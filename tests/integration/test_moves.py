@@ -10,9 +10,7 @@ import pytest
 
 from sbp_core.cli.main import main
 from sbp_core.client import AppendItem, AsyncClient, StreamSpec, Transaction, TxnPart, Writer
-from sbp_core.errors import (
-    NoRangeServerError,
-)
+from sbp_core.errors import NoRangeServerError
 from sbp_core.rangeserver.server import RangeServer
 from sbp_core.settings.server_settings import RangeServerSettings
 from sbp_core.wire.headers import MoveRangesRequest, MoveRangesResponse, RangeMove

@@ -8,18 +8,8 @@ import pytest
 
 from sbp_core.client import AppendItem, FetchItem, StreamSpec, Transaction, TxnPart
 from sbp_core.cluster import Cluster
-from sbp_core.errors import (
-    NotFoundError,
-    WriterGapError,
-)
-from sbp_core.peers.driver_calls import (
-    Ended,
-    TxnEnd,
-    copy_staged,
-    end_txns,
-    stage,
-    staged_batches,
-)
+from sbp_core.errors import NotFoundError, WriterGapError
+from sbp_core.peers.driver_calls import Ended, TxnEnd, copy_staged, end_txns, stage, staged_batches
 from sbp_core.settings.server_settings import ClusterSettings
 from sbp_core.wire.txn_id import copy_of
 from tests.support.cluster import DrivingClient, rows_batch, values_of

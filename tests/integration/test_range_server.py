@@ -5,10 +5,7 @@ import socket
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, FetchItem, StreamSpec
-from sbp_core.errors import (
-    NotFoundError,
-    StatusCode,
-)
+from sbp_core.errors import NotFoundError, StatusCode
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
     AppendInfo,

@@ -5,10 +5,7 @@ import asyncio
 import pytest
 
 from sbp_core.client import AppendItem, StreamSpec, StreamUpdate, Writer
-from sbp_core.errors import (
-    LogError,
-    NotFoundError,
-)
+from sbp_core.errors import LogError, NotFoundError
 from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.records import with_base_offset

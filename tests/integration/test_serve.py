@@ -17,13 +17,7 @@ import pytest
 
 from sbp_core import processes
 from sbp_core.cli import serving
-from sbp_core.client import (
-    AppendItem,
-    AsyncClient,
-    Client,
-    RetryPolicy,
-    StreamSpec,
-)
+from sbp_core.client import AppendItem, AsyncClient, Client, RetryPolicy, StreamSpec
 from sbp_core.cluster import Cluster, Endpoints, LocalCluster
 from sbp_core.errors import ConfigurationError, SbpError
 from sbp_core.records import encode_envelope

@@ -11,14 +11,7 @@ from sbp_core.client import StreamSpec
 from sbp_core.errors import Outcome, RangeNotFoundError, RequestTimeoutError, WritersNotThereError
 from tests.support.appends import end, send, stage
 from tests.support.clock import until
-from tests.support.cluster import (
-    NO_FALSE_ALARM,
-    append,
-    copies_of,
-    driver_at,
-    run,
-    seal,
-)
+from tests.support.cluster import NO_FALSE_ALARM, append, copies_of, driver_at, run, seal
 from tests.support.wire import RawClient
 
 

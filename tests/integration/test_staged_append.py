@@ -13,13 +13,7 @@ from sbp_core.errors import (
 )
 from sbp_core.wire.headers import FetchInfo, FetchRequest, StreamRange
 from sbp_core.wire.opcodes import Opcode
-from tests.support.appends import (
-    end,
-    one_driven_stream,
-    open_txns,
-    read_staged,
-    stage,
-)
+from tests.support.appends import end, one_driven_stream, open_txns, read_staged, stage
 from tests.support.disk import FixedProbe, HeldDisk
 from tests.support.wire import RawClient
 

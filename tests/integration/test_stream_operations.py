@@ -5,14 +5,7 @@ import asyncio
 import pytest
 
 from sbp_core import limits
-from sbp_core.client import (
-    EARLIEST,
-    AppendItem,
-    AsyncClient,
-    FetchItem,
-    StreamSpec,
-    StreamUpdate,
-)
+from sbp_core.client import EARLIEST, AppendItem, AsyncClient, FetchItem, StreamSpec, StreamUpdate
 from sbp_core.cluster import Cluster
 from sbp_core.errors import (
     AlreadyExistsError,

@@ -32,11 +32,7 @@ from sbp_core.errors import (
 )
 from sbp_core.settings.server_settings import ClusterSettings
 from sbp_core.tls import Contexts
-from sbp_core.wire.headers import (
-    ClientRole,
-    HeartbeatRequest,
-    ReportMetricsRequest,
-)
+from sbp_core.wire.headers import ClientRole, HeartbeatRequest, ReportMetricsRequest
 from sbp_core.wire.opcodes import Opcode
 from tests.support.clock import until
 from tests.support.cluster import rows_batch, values_of

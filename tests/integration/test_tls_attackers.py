@@ -20,14 +20,7 @@ from sbp_core.wire.headers import HeartbeatResponse, encode_header
 from sbp_core.wire.opcodes import Flag, Opcode
 from sbp_core.wire.status import SUCCESS
 from tests.support.clock import ManualClock, until
-from tests.support.listener import (
-    ONCE,
-    ServedListener,
-    hello_of,
-    ping_blocking,
-    received,
-    secured,
-)
+from tests.support.listener import ONCE, ServedListener, hello_of, ping_blocking, received, secured
 from tests.support.security import Authority
 
 BROKEN_RECORD = b"\x17\x03\x03\x00\x20" + bytes(32)

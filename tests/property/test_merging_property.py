@@ -17,9 +17,7 @@ from sbp_core.records import (
     encode_rows,
     merge_batches,
 )
-from sbp_core.records import (
-    batch_merging as merging,
-)
+from sbp_core.records import batch_merging as merging
 from tests.support.clock import examples
 from tests.support.data.batches import sequence_batch
 

@@ -5,12 +5,7 @@ from functools import partial
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from sbp_core.errors import ConditionFailedError, NotFoundError, SbpError
 from sbp_core.pd.model import (

@@ -24,12 +24,7 @@ from sbp_core.records import (
     maybe_kept_columns,
     maybe_kept_rows,
 )
-from sbp_core.records.arrow_message import (
-    encode_metadata,
-    join_pairs,
-    read_outline,
-    split_pairs,
-)
+from sbp_core.records.arrow_message import encode_metadata, join_pairs, read_outline, split_pairs
 from sbp_core.records.envelope import encode_head, read_head
 from sbp_core.wire.headers import Projection
 from tests.support.clock import examples

@@ -10,22 +10,12 @@ from functools import partial
 import pyarrow as pa
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from sbp_core.errors import SchemaError, StatusCode
 from sbp_core.pd.model import NewStream
 from sbp_core.pd.streams.schema_handlers import SchemaCursor, describe_schemas, register_schemas
-from sbp_core.records import (
-    StreamSchema,
-    check_evolution,
-    decode_stream_schema,
-    merge_schemas,
-)
+from sbp_core.records import StreamSchema, check_evolution, decode_stream_schema, merge_schemas
 from sbp_core.wire.headers import SchemaEntry
 from tests.support.clock import examples
 from tests.support.metadata import SqliteHome

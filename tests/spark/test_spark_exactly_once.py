@@ -11,12 +11,7 @@ from pyspark.errors import PySparkException
 
 from tests.support.programs import program
 from tests.support.queries import make_forgetful_sink
-from tests.support.spark import (
-    append_values,
-    forget_commit,
-    numbered,
-    wait_until_over,
-)
+from tests.support.spark import append_values, forget_commit, numbered, wait_until_over
 
 RETRYING_SECONDS = 300
 

@@ -8,12 +8,7 @@ import pytest
 
 from tests.support.clock import until
 from tests.support.spark import append_values, numbered
-from tests.support.spark_clusters import (
-    COMMITTER,
-    PLANNER,
-    end_python_workers,
-    python_workers,
-)
+from tests.support.spark_clusters import COMMITTER, PLANNER, end_python_workers, python_workers
 
 
 @pytest.fixture

@@ -24,18 +24,9 @@ from typing import Any, Self
 
 import pytest
 
-from sbp_core.client import (
-    AsyncClient,
-    Client,
-    FetchItem,
-    FetchOutcome,
-    RetryPolicy,
-    Writer,
-)
+from sbp_core.client import AsyncClient, Client, FetchItem, FetchOutcome, RetryPolicy, Writer
 from sbp_core.client.io.aio_connection import AsyncConnection
-from sbp_core.errors import (
-    SbpError,
-)
+from sbp_core.errors import SbpError
 from tests.support.spark import append_values, numbered
 
 

@@ -16,11 +16,7 @@ from sbp_core.client import (
     StreamInfo,
     UnavailableRange,
 )
-from sbp_core.errors import (
-    ConnectError,
-    NotFoundError,
-    StatusCode,
-)
+from sbp_core.errors import ConnectError, NotFoundError, StatusCode
 from sbp_spark import client_pool
 from sbp_spark.client_pool import ClientPool
 from sbp_spark.reading import input_partitions

@@ -10,12 +10,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from sbp_core.client.types import NO_CURSOR, CursorInfo, GroupDescription, GroupInfo, MemberInfo
-from sbp_core.errors import (
-    NotFoundError,
-    PermissionDeniedError,
-    StreamNotHeldError,
-    invalid,
-)
+from sbp_core.errors import NotFoundError, PermissionDeniedError, StreamNotHeldError, invalid
 from sbp_core.kafka.calls import Call
 from sbp_core.kafka.groups.coordinator import Groups
 from sbp_core.kafka.groups.group_requests import APIS

@@ -9,11 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from sbp_core import limits
-from sbp_core.client import (
-    Client,
-    Connecting,
-    RetryPolicy,
-)
+from sbp_core.client import Client, Connecting, RetryPolicy
 from sbp_core.server.dispatch import Response
 from sbp_core.server.listener import Listener
 from sbp_core.server.runtime import Clock, SystemClock

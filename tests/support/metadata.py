@@ -25,13 +25,7 @@ from sbp_core.pd.metadata.leadership import Leadership
 from sbp_core.pd.metadata.sqlite_inspection import check_store
 from sbp_core.pd.metadata.sqlite_tables import connect, take_stock
 from sbp_core.pd.metadata.store import open_store
-from sbp_core.pd.model import (
-    CursorChange,
-    NewStream,
-    RangeServerRecord,
-    SchemaRecord,
-    SealedRange,
-)
+from sbp_core.pd.model import CursorChange, NewStream, RangeServerRecord, SchemaRecord, SealedRange
 from sbp_core.pd.txns.decisions import Manifest, Part
 from sbp_core.settings.server_settings import CapacityLimits
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import strategies as st
 
-from sbp_core.client import (
-    AppendItem,
-    SchemaVersion,
-    StreamBounds,
-    StreamInfo,
-    TxnDecision,
-)
+from sbp_core.client import AppendItem, SchemaVersion, StreamBounds, StreamInfo, TxnDecision
 from sbp_core.client.operations import append_state
 from sbp_core.client.operations.appending import AsyncAppender
 from sbp_core.client.operations.open_calls import Arrival

@@ -10,17 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from sbp_core.client import (
-    FetchItem,
-    RetryPolicy,
-)
+from sbp_core.client import FetchItem, RetryPolicy
 from sbp_core.errors import SbpError, StatusCode
 from sbp_core.session.connection import Connection
-from sbp_core.session.states import (
-    ConnectionBroken,
-    RequestReceived,
-    ResponseReceived,
-)
+from sbp_core.session.states import ConnectionBroken, RequestReceived, ResponseReceived
 from sbp_core.wire.checksum import Buffer
 from sbp_core.wire.frame import Frame
 from sbp_core.wire.headers import (

@@ -7,11 +7,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.client import AppendItem, AppendOutcome, RangeInfo, Transaction
 from sbp_core.client.operations.router import Router
-from sbp_core.errors import (
-    ConfigurationError,
-    RangeSealedError,
-    StatusCode,
-)
+from sbp_core.errors import ConfigurationError, RangeSealedError, StatusCode
 from tests.support.cluster import rows_batch
 
 SEALED = StatusCode.RANGE_ALREADY_SEALED

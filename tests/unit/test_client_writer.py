@@ -6,9 +6,7 @@ import pytest
 
 from sbp_core import limits
 from sbp_core.client import AppendItem, AppendOutcome, RangeInfo, Writer
-from sbp_core.errors import (
-    ConfigurationError,
-)
+from sbp_core.errors import ConfigurationError
 
 APPENDED = AppendOutcome(1, 0, 7)
 PIECE = RangeInfo(1, 0, 0, None, 0, ("127.0.0.1:1",))

@@ -10,13 +10,7 @@ import itertools
 
 import pytest
 
-from sbp_core.errors import (
-    ConfigurationError,
-    LogCorruptionError,
-    LogError,
-    LogWriteError,
-    Outcome,
-)
+from sbp_core.errors import ConfigurationError, LogCorruptionError, LogError, LogWriteError, Outcome
 from sbp_core.log.disk import TEMPORARY_SUFFIX
 from sbp_core.log.entry import COMMIT_BYTES, Entry
 from sbp_core.log.index_file import index_path

@@ -8,13 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.log.entry import (
-    Commit,
-    Entry,
-    decode_commit,
-    decode_entry,
-    encode_entry,
-)
+from sbp_core.log.entry import Commit, Entry, decode_commit, decode_entry, encode_entry
 from sbp_core.record_sizes import LARGEST
 from sbp_core.segment_format import ENTRY_HEADER_BYTES, EntryKind, decode_entry_header
 

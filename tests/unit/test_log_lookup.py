@@ -18,11 +18,7 @@ from sbp_core.log.disk import OsDisk
 from sbp_core.log.durable_log import Log
 from sbp_core.log.entry import COMMIT_BYTES, Entry, Location
 from sbp_core.log.index_file import INDEX_HEADER_BYTES, index_path
-from sbp_core.segment_format import (
-    SegmentHeader,
-    encode_segment_header,
-    segment_path,
-)
+from sbp_core.segment_format import SegmentHeader, encode_segment_header, segment_path
 from tests.support.disk import FaultyDisk, Inode
 from tests.support.log import DIRECTORY, batch, contents, created, open_log, segment_bases
 

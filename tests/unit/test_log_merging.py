@@ -9,11 +9,7 @@ from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.entry import Entry
 from sbp_core.log.merging import MERGE_BYTES_MAX, MERGE_SPAN_MS
 from sbp_core.log.recovery.inspection import inspect_log
-from sbp_core.log.states.replicated_entries import (
-    copy_begun_entry,
-    fenced_entry,
-    settled_entry,
-)
+from sbp_core.log.states.replicated_entries import copy_begun_entry, fenced_entry, settled_entry
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from tests.support.disk import FaultyDisk

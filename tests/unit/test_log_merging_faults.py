@@ -13,10 +13,7 @@ from sbp_core.log.cleaning import Cleaned, Cleaner
 from sbp_core.log.disk import TEMPORARY_SUFFIX
 from sbp_core.log.index_file import index_path
 from sbp_core.log.segment_scan import Damage, SegmentScanner
-from sbp_core.log.states.replicated_entries import (
-    fenced_entry,
-    settled_entry,
-)
+from sbp_core.log.states.replicated_entries import fenced_entry, settled_entry
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import segment_path
 from tests.support.disk import FaultyDisk

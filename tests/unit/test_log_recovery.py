@@ -13,11 +13,7 @@ from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.limits import LOG_SCAN_BYTES
 from sbp_core.log.entry import COMMIT_BYTES, COMMIT_MARKER, Commit, Entry, encode_entry
 from sbp_core.log.segment_scan import maybe_find_proof
-from sbp_core.segment_format import (
-    SegmentHeader,
-    encode_segment_header,
-    segment_path,
-)
+from sbp_core.segment_format import SegmentHeader, encode_segment_header, segment_path
 from tests.support.disk import FaultyDisk
 from tests.support.log import (
     DIRECTORY,

@@ -16,10 +16,7 @@ from sbp_core.log.index_file import SegmentIndex, encode_index
 from sbp_core.log.recovery.inspection import inspect_log, repair_log
 from sbp_core.log.segment_rows import SegmentRows
 from sbp_core.log.segment_scan import Damage, SegmentScanner
-from sbp_core.log.states.range_states import (
-    RangeState,
-    range_created,
-)
+from sbp_core.log.states.range_states import RangeState, range_created
 from sbp_core.log.states.replicated_entries import (
     NUMBERED_KINDS,
     copied_entry,
@@ -27,12 +24,7 @@ from sbp_core.log.states.replicated_entries import (
     fenced_entry,
     settled_entry,
 )
-from sbp_core.log.states.writer_states import (
-    NumberedBatch,
-    WriterState,
-    encode_writers,
-    mark_of,
-)
+from sbp_core.log.states.writer_states import NumberedBatch, WriterState, encode_writers, mark_of
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind, maybe_segment_base
 from tests.support.disk import FaultyDisk

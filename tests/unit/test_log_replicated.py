@@ -29,9 +29,7 @@ from sbp_core.log.states.replicated_entries import (
 )
 from sbp_core.log.states.staged_states import StagedStates, staged_entry
 from sbp_core.log.states.state_snapshot import decode_states, encode_states
-from sbp_core.log.states.writer_states import (
-    mark_of,
-)
+from sbp_core.log.states.writer_states import mark_of
 from sbp_core.replication import Prefix
 from sbp_core.segment_format import EntryKind
 from sbp_core.wire.checksum import crc32c

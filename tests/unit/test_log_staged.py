@@ -18,27 +18,13 @@ from sbp_core.log.entry import Entry, Location
 from sbp_core.log.states.range_states import RangeState
 from sbp_core.log.states.replicated_entries import copy_begun_entry
 from sbp_core.log.states.staged_entries import BatchColumns, StagedRows, decode_end, decode_prefix
-from sbp_core.log.states.staged_states import (
-    StagedStates,
-    Staging,
-    commit_entry,
-    decode_staged,
-)
+from sbp_core.log.states.staged_states import StagedStates, Staging, commit_entry, decode_staged
 from sbp_core.log.states.state_snapshot import encode_staged_snapshot
 from sbp_core.rangeserver.fetching.payloads import read_slots
 from sbp_core.records import encode_envelope, split_envelopes
 from sbp_core.segment_format import EntryKind
 from tests.support.disk import FaultyDisk
-from tests.support.log import (
-    KEY,
-    batch,
-    commit,
-    created,
-    drop,
-    open_log,
-    staged,
-    staging,
-)
+from tests.support.log import KEY, batch, commit, created, drop, open_log, staged, staging
 
 
 def new_log(disk: FaultyDisk | None = None, segment_bytes: int = 100_000) -> Log:

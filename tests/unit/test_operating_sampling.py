@@ -16,14 +16,7 @@ from sbp_core.client import (
     StreamInfo,
 )
 from sbp_core.errors import ConnectError, PermissionDeniedError
-from sbp_core.operating.samples import (
-    SPAN_SECONDS,
-    STEPS,
-    Ends,
-    Lags,
-    Samples,
-    step_seconds,
-)
+from sbp_core.operating.samples import SPAN_SECONDS, STEPS, Ends, Lags, Samples, step_seconds
 from sbp_core.web.console.histories import LOOKED_SECONDS, SAMPLED_MAX, Sampler
 from sbp_core.web.console.overview import summarize
 

@@ -10,9 +10,7 @@ from sbp_core.pd.placement import Placement
 from sbp_core.pd.server_membership import Membership
 from sbp_core.pd.streams.fail_over import in_turn
 from sbp_core.pd.streams.repair import Repair
-from sbp_core.wire.headers import (
-    RangeId,
-)
+from sbp_core.wire.headers import RangeId
 from tests.support.clock import ManualClock
 
 # Members of sealed ranges

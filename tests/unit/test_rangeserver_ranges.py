@@ -4,19 +4,9 @@ import itertools
 
 import pytest
 
-from sbp_core.errors import (
-    InvalidRequestError,
-    NotFoundError,
-    RangeNotFoundError,
-    RangeSealedError,
-)
+from sbp_core.errors import InvalidRequestError, NotFoundError, RangeNotFoundError, RangeSealedError
 from sbp_core.log.states.range_states import LoggedRange, RangeState
-from sbp_core.rangeserver.hosted_ranges import (
-    RANGE,
-    HostedRange,
-    RangeInput,
-    RangeTable,
-)
+from sbp_core.rangeserver.hosted_ranges import RANGE, HostedRange, RangeInput, RangeTable
 
 
 def logged(start=0, tail=None, stream_id=1, range_index=0, state=RangeState.OPEN):

@@ -14,11 +14,7 @@ from sbp_core.errors import (
     StatusCode,
     ThrottledError,
 )
-from sbp_core.rangeserver.cached_rights import (
-    DENIED_MS,
-    REFRESH_MS,
-    CachedRights,
-)
+from sbp_core.rangeserver.cached_rights import DENIED_MS, REFRESH_MS, CachedRights
 from sbp_core.server.guard import RULES, Target
 from sbp_core.wire.headers import (
     AppendInfo,

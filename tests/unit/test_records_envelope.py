@@ -7,12 +7,7 @@ import pytest
 from sbp_core import limits
 from sbp_core.errors import HeaderError, RecordBatchError
 from sbp_core.record_sizes import LARGEST
-from sbp_core.records import (
-    decode_envelope,
-    encode_envelope,
-    peek_batch,
-    write_base_offset,
-)
+from sbp_core.records import decode_envelope, encode_envelope, peek_batch, write_base_offset
 from sbp_core.records.batch_meta import read_meta
 from sbp_core.records.envelope import OFFSET_MAX
 from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta

@@ -10,23 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp_core.access.identity import Identity
-from sbp_core.access.rights import (
-    ON_STREAMS,
-    Grant,
-    Owners,
-    Right,
-    SubjectRights,
-    checked_grant,
-)
+from sbp_core.access.rights import ON_STREAMS, Grant, Owners, Right, SubjectRights, checked_grant
 from sbp_core.errors import InvalidRequestError
-from sbp_core.server.guard import (
-    RULES,
-    Caller,
-    Results,
-    Rule,
-    Target,
-    lacking_right,
-)
+from sbp_core.server.guard import RULES, Caller, Results, Rule, Target, lacking_right
 from sbp_core.server.refused_items import Merger, narrow
 from sbp_core.wire.headers import (
     REQUEST_TABLES,

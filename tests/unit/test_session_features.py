@@ -8,12 +8,7 @@ from sbp_core.errors import FrameError
 from sbp_core.session.connection import Connection
 from sbp_core.session.negotiation import Agreement
 from sbp_core.session.states import ConnectionBroken, RequestReceived, ResponseReceived
-from sbp_core.wire.frame import (
-    FrameDecoder,
-    decompress,
-    encode_frame,
-    maybe_compress,
-)
+from sbp_core.wire.frame import FrameDecoder, decompress, encode_frame, maybe_compress
 from sbp_core.wire.opcodes import Flag, Opcode
 
 COMPRESSIBLE = b"".join(b"%d:%d," % (number, number * number) for number in range(3000))

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from sbp_core.client import FetchOutcome, ReceivedBatches
-from sbp_core.errors import (
-    ConnectError,
-    DeadlineExceededError,
-    OffsetOutOfRangeError,
-    StatusCode,
-)
+from sbp_core.errors import ConnectError, DeadlineExceededError, OffsetOutOfRangeError, StatusCode
 from sbp_core.records import encode_rows
 from sbp_spark.logical_types import logical_arrow_schema
 from sbp_spark.options.endpoints import Servers

@@ -16,11 +16,7 @@ from pyspark.sql.types import (
 from sbp_core.errors import ConfigurationError
 from sbp_core.records import ROWS_SCHEMA
 from sbp_spark.logical_types import logical_arrow_schema
-from sbp_spark.row_schema import (
-    check_sink_schema,
-    check_source_schema,
-    source_schema,
-)
+from sbp_spark.row_schema import check_sink_schema, check_source_schema, source_schema
 
 HEADERS = MapType(StringType(), BinaryType())
 COLUMNS = ["stream", "stream_id", "range_index", "offset", "timestamp", "key", "value"]

@@ -16,14 +16,7 @@ from sbp_core.errors import ConfigurationError
 from sbp_spark.reading.offsets import StreamChangedError
 from sbp_spark.row_schema import source_schema
 from sbp_spark.streaming.stream_reader import SbpStreamReader
-from tests.support.fake_streams import (
-    ALL,
-    nexts,
-    read_up,
-    reader,
-    spans,
-    use_fake_cluster,
-)
+from tests.support.fake_streams import ALL, nexts, read_up, reader, spans, use_fake_cluster
 
 
 @pytest.fixture

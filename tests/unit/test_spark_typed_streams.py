@@ -6,11 +6,7 @@ import pytest
 from sbp_core.client import SchemaVersion
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.records import StreamSchema
-from sbp_spark.writing.directory import (
-    TypedStream,
-    check_still_plain,
-    evolve_streams,
-)
+from sbp_spark.writing.directory import TypedStream, check_still_plain, evolve_streams
 from tests.support.scripted_client import WritingClient
 
 NAMES = {1: "s1", 2: "s2"}

@@ -25,12 +25,7 @@ from sbp_core.app.process import OfProcess, use_here
 from sbp_core.app.record import Batch, Record
 from sbp_core.client import AsyncClient, StreamInfo
 from sbp_core.client.facades import internal
-from sbp_core.errors import (
-    ConfigurationError,
-    DeadlineExceededError,
-    MemberUnknownError,
-    SbpError,
-)
+from sbp_core.errors import ConfigurationError, DeadlineExceededError, MemberUnknownError, SbpError
 
 _LOG: Final = logging.getLogger("sbp_core.app")
 

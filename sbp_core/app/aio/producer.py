@@ -12,13 +12,7 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Final, Self, get_args
 
-from sbp_core.app.delivery import (
-    NOTHING,
-    AsyncDelivery,
-    Delivered,
-    call_back,
-    timeout_seconds,
-)
+from sbp_core.app.delivery import NOTHING, AsyncDelivery, Delivered, call_back, timeout_seconds
 from sbp_core.app.encoding import (
     Outgoing,
     Rows,
@@ -31,13 +25,7 @@ from sbp_core.app.encoding import (
 )
 from sbp_core.app.gates import Gate, OnLoop
 from sbp_core.app.outbox import Batching, Outbox, State
-from sbp_core.app.process import (
-    OfProcess,
-    flush_at_exit,
-    report_lost,
-    use_here,
-    warn_unclosed,
-)
+from sbp_core.app.process import OfProcess, flush_at_exit, report_lost, use_here, warn_unclosed
 from sbp_core.client import (
     AppendItem,
     AppendOutcome,

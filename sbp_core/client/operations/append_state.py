@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sbp_core import limits
-from sbp_core.client.operations.calls import (
-    Attempts,
-    Context,
-    decode_answer,
-    unanswered,
-)
+from sbp_core.client.operations.calls import Attempts, Context, decode_answer, unanswered
 from sbp_core.client.operations.numbering import Marks, Numbering
 from sbp_core.client.operations.open_calls import Call, Reply
 from sbp_core.client.operations.range_placement import no_server

@@ -10,9 +10,7 @@ from sbp_core.access.rights import Grant, checked_grant
 from sbp_core.client.cluster_info import ClusterInfo, PlacementDriverInfo, RangeServerInfo
 from sbp_core.client.operations.calls import Context, ask
 from sbp_core.client.operations.router import reachable_nodes
-from sbp_core.errors import (
-    SbpError,
-)
+from sbp_core.errors import SbpError
 from sbp_core.wire.headers import (
     ChangeGrantsRequest,
     ChangeGrantsResponse,

@@ -7,15 +7,8 @@ from dataclasses import replace
 from typing import Final
 
 from sbp_core import group_limits
-from sbp_core.client.operations.calls import (
-    Context,
-    ask,
-    unanswered,
-)
-from sbp_core.client.operations.range_placement import (
-    check_errors,
-    chunks,
-)
+from sbp_core.client.operations.calls import Context, ask, unanswered
+from sbp_core.client.operations.range_placement import check_errors, chunks
 from sbp_core.client.types import (
     NO_CURSOR,
     CursorInfo,
@@ -24,11 +17,7 @@ from sbp_core.client.types import (
     MemberInfo,
     Membership,
 )
-from sbp_core.errors import (
-    ConfigurationError,
-    NotFoundError,
-    SbpError,
-)
+from sbp_core.errors import ConfigurationError, NotFoundError, SbpError
 from sbp_core.session.negotiation import FeatureName
 from sbp_core.wire.headers import (
     CommitCursorsRequest,

@@ -15,11 +15,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.client.operations.calls import Attempts, Context, unanswered
-from sbp_core.client.operations.fetch_answer import (
-    FetchTask,
-    bounded_selections,
-    read_answer,
-)
+from sbp_core.client.operations.fetch_answer import FetchTask, bounded_selections, read_answer
 from sbp_core.client.operations.open_calls import Arrival, Call, Calls
 from sbp_core.client.operations.range_placement import (
     chunks,

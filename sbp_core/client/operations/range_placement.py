@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from sbp_core import limits
-from sbp_core.client.operations.calls import (
-    Context,
-    ask,
-    unanswered,
-)
+from sbp_core.client.operations.calls import Context, ask, unanswered
 from sbp_core.client.operations.router import Router
 from sbp_core.client.types import MetadataChanges, RangeInfo, StoreCommit
 from sbp_core.errors import (

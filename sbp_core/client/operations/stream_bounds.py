@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from sbp_core import limits
-from sbp_core.client.operations.calls import (
-    Attempts,
-    Context,
-    decode_reply,
-    unanswered,
-)
+from sbp_core.client.operations.calls import Attempts, Context, decode_reply, unanswered
 from sbp_core.client.operations.open_calls import Call, Reply, gather, pause
 from sbp_core.client.operations.range_placement import (
     check_errors,
@@ -23,16 +18,8 @@ from sbp_core.client.operations.range_placement import (
 )
 from sbp_core.client.operations.router import Router
 from sbp_core.client.types import RangeInfo, StreamBounds
-from sbp_core.errors import (
-    DeadlineExceededError,
-    ProtocolError,
-    SbpError,
-)
-from sbp_core.wire.headers import (
-    DescribeRangesRequest,
-    DescribeRangesResponse,
-    RangeId,
-)
+from sbp_core.errors import DeadlineExceededError, ProtocolError, SbpError
+from sbp_core.wire.headers import DescribeRangesRequest, DescribeRangesResponse, RangeId
 from sbp_core.wire.opcodes import Opcode
 from sbp_core.wire.status import maybe_error
 

@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp_core import limits
-from sbp_core.client.operations.calls import (
-    Attempts,
-    Context,
-    decode_reply,
-    unanswered,
-)
+from sbp_core.client.operations.calls import Attempts, Context, decode_reply, unanswered
 from sbp_core.client.operations.open_calls import Call, Reply, gather, pause
 from sbp_core.client.operations.range_placement import (
     check_errors,
@@ -23,12 +18,7 @@ from sbp_core.client.operations.range_placement import (
 )
 from sbp_core.client.operations.replicas import Turn
 from sbp_core.client.types import RangeInfo
-from sbp_core.errors import (
-    ConfigurationError,
-    ProtocolError,
-    RangeNotFoundError,
-    SbpError,
-)
+from sbp_core.errors import ConfigurationError, ProtocolError, RangeNotFoundError, SbpError
 from sbp_core.wire.headers import (
     LookupOffsetInfo,
     LookupOffsetResult,

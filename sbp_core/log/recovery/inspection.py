@@ -23,20 +23,10 @@ from itertools import chain, count, pairwise
 from pathlib import Path
 
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
-from sbp_core.log.boundaries import (
-    START_NAME,
-    HighWater,
-    read_high_water,
-    read_start,
-    write_start,
-)
+from sbp_core.log.boundaries import START_NAME, HighWater, read_high_water, read_start, write_start
 from sbp_core.log.disk import Disk, DiskFile, translate_os_error
 from sbp_core.log.entry import BATCH_KINDS
-from sbp_core.log.index_file import (
-    SegmentIndex,
-    index_path,
-    read_index,
-)
+from sbp_core.log.index_file import SegmentIndex, index_path, read_index
 from sbp_core.log.recovery.opening import TornTail
 from sbp_core.log.recovery.salvage import Coverage, PrefixGaps, SegmentSalvage
 from sbp_core.log.segment import Segment, file_size, open_segment, segment_bases

@@ -37,13 +37,7 @@ from typing import Final
 from sbp_core.errors import LogCorruptionError, LogError, LogWriteError
 from sbp_core.failpoints import failpoint
 from sbp_core.log.boundaries import START_NAME, HighWater, read_high_water, read_start
-from sbp_core.log.disk import (
-    TEMPORARY_SUFFIX,
-    DirectoryLock,
-    Disk,
-    DiskFile,
-    translate_os_error,
-)
+from sbp_core.log.disk import TEMPORARY_SUFFIX, DirectoryLock, Disk, DiskFile, translate_os_error
 from sbp_core.log.index_file import SegmentIndex, open_index
 from sbp_core.log.segment import (
     Segment,

@@ -15,11 +15,7 @@ from typing import Final
 
 from sbp_core.errors import LogCorruptionError
 from sbp_core.log.entry import Entry
-from sbp_core.log.states.replicated_entries import (
-    NO_DIGEST,
-    decode_settled,
-    number_after,
-)
+from sbp_core.log.states.replicated_entries import NO_DIGEST, decode_settled, number_after
 from sbp_core.log.states.staged_states import StagedStates
 from sbp_core.log.states.writer_states import WriterStates
 from sbp_core.replication import Prefix

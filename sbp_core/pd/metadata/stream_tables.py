@@ -24,13 +24,7 @@ from sbp_core.pd.metadata.range_tables import RangeTables
 from sbp_core.pd.metadata.server_tables import ServerTables
 from sbp_core.pd.metadata.tables import cluster, ranges, stream_properties, streams
 from sbp_core.pd.metadata.txn_tables import TransactionTables
-from sbp_core.pd.model import (
-    NewStream,
-    RangeRecord,
-    StreamChange,
-    StreamRecord,
-    no_stream,
-)
+from sbp_core.pd.model import NewStream, RangeRecord, StreamChange, StreamRecord, no_stream
 from sbp_core.properties import PROPERTIES_MAX
 from sbp_core.wire.status import shown
 

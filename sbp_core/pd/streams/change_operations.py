@@ -11,11 +11,7 @@ from typing import Final
 
 from msgspec import structs
 
-from sbp_core.errors import (
-    NoRangeServerError,
-    OffsetOutOfRangeError,
-    SbpError,
-)
+from sbp_core.errors import NoRangeServerError, OffsetOutOfRangeError, SbpError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import (
     RangeRecord,

@@ -13,12 +13,7 @@ from sbp_core.errors import SbpError, invalid
 from sbp_core.group_limits import GATEWAYS_GROUP
 from sbp_core.pd.groups.group_operations import refused_cursors
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
-from sbp_core.pd.model import (
-    NO_CURSOR,
-    CursorChange,
-    CursorRecord,
-    check_group_name,
-)
+from sbp_core.pd.model import NO_CURSOR, CursorChange, CursorRecord, check_group_name
 from sbp_core.pd.streams.stream_operations import apply_accepted
 from sbp_core.server.answers import cut, in_parts, with_results
 from sbp_core.server.dispatch import Answer, ServerCall

@@ -10,12 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from sbp_core import limits
 from sbp_core.client import TxnPart
-from sbp_core.errors import (
-    NoRangeServerError,
-    RangeSealedError,
-    SbpError,
-    TxnEndedError,
-)
+from sbp_core.errors import NoRangeServerError, RangeSealedError, SbpError, TxnEndedError
 from sbp_core.pd.metadata.store import MetadataStore, StoreThread
 from sbp_core.pd.model import RangeKey, range_table
 from sbp_core.pd.streams.fencing import UNREACHABLE

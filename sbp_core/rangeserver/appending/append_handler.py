@@ -51,12 +51,7 @@ from sbp_core.server.answers import in_frames
 from sbp_core.server.dispatch import Answer, ServerCall
 from sbp_core.server.runtime import Clock, LogTally
 from sbp_core.server.trust import Standing
-from sbp_core.wire.headers import (
-    AppendRequest,
-    AppendResponse,
-    AppendResult,
-    Status,
-)
+from sbp_core.wire.headers import AppendRequest, AppendResponse, AppendResult, Status
 from sbp_core.wire.status import SUCCESS, status_for
 from sbp_core.wire.txn_id import is_copy
 

@@ -29,13 +29,7 @@ from sbp_core.rangeserver.hosted_ranges import RangeInput, check_latest, unsettl
 from sbp_core.rangeserver.hosting import DriverPort, RangeHost
 from sbp_core.server.answers import in_frames
 from sbp_core.server.dispatch import Answer, ServerCall
-from sbp_core.wire.headers import (
-    EndTxnInfo,
-    EndTxnRequest,
-    EndTxnResponse,
-    EndTxnResult,
-    TxnPart,
-)
+from sbp_core.wire.headers import EndTxnInfo, EndTxnRequest, EndTxnResponse, EndTxnResult, TxnPart
 from sbp_core.wire.status import SUCCESS, status_for
 from sbp_core.wire.txn_id import maybe_batch_of
 from sbp_core.wording import counted, listed

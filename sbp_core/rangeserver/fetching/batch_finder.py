@@ -29,12 +29,7 @@ from sbp_core.log.states.range_states import RangeKey
 from sbp_core.log.states.staged_states import Staging
 from sbp_core.rangeserver.hosted_ranges import HostedRange, RangeInput, RangeTable, first_offset
 from sbp_core.records import NO_SELECTION, Selection, check_filters, check_projections
-from sbp_core.wire.headers import (
-    FetchInfo,
-    FetchResponse,
-    FetchResult,
-    Status,
-)
+from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, Status
 from sbp_core.wire.status import SUCCESS, shown, status_for
 from sbp_core.wording import counted
 

@@ -35,11 +35,7 @@ from sbp_core.rangeserver.fetching.batch_finder import (
     item_of,
     response_of,
 )
-from sbp_core.rangeserver.fetching.payloads import (
-    SlotBodies,
-    joined,
-    read_slots,
-)
+from sbp_core.rangeserver.fetching.payloads import SlotBodies, joined, read_slots
 from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.server_load import Metrics

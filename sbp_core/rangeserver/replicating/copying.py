@@ -51,11 +51,7 @@ from sbp_core.segment_format import EntryKind
 from sbp_core.server.dispatch import Answer, Response, ServerCall
 from sbp_core.tls import Tls
 from sbp_core.wire.checksum import Buffer
-from sbp_core.wire.headers import (
-    ReadEntriesRequest,
-    ReadEntriesResponse,
-    StreamRange,
-)
+from sbp_core.wire.headers import ReadEntriesRequest, ReadEntriesResponse, StreamRange
 from sbp_core.wire.status import SUCCESS
 
 _LOG: Final = logging.getLogger(__name__)

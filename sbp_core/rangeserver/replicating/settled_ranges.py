@@ -22,9 +22,7 @@ from sbp_core.peers.replica_calls import ASK_TIMEOUT_MS, is_settled_at
 from sbp_core.replication import answers_needed
 from sbp_core.server.runtime import cancel_all
 from sbp_core.tls import Tls
-from sbp_core.wire.headers import (
-    StreamRange,
-)
+from sbp_core.wire.headers import StreamRange
 
 _LOG: Final = logging.getLogger(__name__)
 _STREAMS_MAX: Final = 10_000

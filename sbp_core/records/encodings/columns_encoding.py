@@ -14,17 +14,8 @@ from typing import Final
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError, SchemaError
-from sbp_core.records.arrow_body import (
-    Compression,
-    check_values,
-    decode_body,
-    encode_body,
-)
-from sbp_core.records.arrow_message import (
-    check_outline,
-    read_outline,
-    split_pairs,
-)
+from sbp_core.records.arrow_body import Compression, check_values, decode_body, encode_body
+from sbp_core.records.arrow_message import check_outline, read_outline, split_pairs
 from sbp_core.records.encodings import Encoding, register
 from sbp_core.records.envelope import Envelope, encode_envelope
 from sbp_core.records.statistics import encode_statistics

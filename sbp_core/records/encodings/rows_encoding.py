@@ -14,18 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.arrow_body import (
-    Compression,
-    check_values,
-    decode_body,
-    encode_body,
-)
-from sbp_core.records.arrow_message import (
-    check_sizes,
-    decoded_sizes,
-    read_outline,
-    split_pairs,
-)
+from sbp_core.records.arrow_body import Compression, check_values, decode_body, encode_body
+from sbp_core.records.arrow_message import check_sizes, decoded_sizes, read_outline, split_pairs
 from sbp_core.records.encodings import Encoding, register
 from sbp_core.records.envelope import Envelope, check_offsets, encode_envelope
 from sbp_core.records.projection import KeptColumns, maybe_kept_plain

@@ -22,12 +22,7 @@ from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import ROWS_SCHEMA, StreamSchema
 from sbp_core.records.arrow_body import check_values
-from sbp_core.records.arrow_message import (
-    check_sizes,
-    decoded_sizes,
-    read_outline,
-    split_pairs,
-)
+from sbp_core.records.arrow_message import check_sizes, decoded_sizes, read_outline, split_pairs
 from sbp_core.records.evolution import map_columns
 from sbp_core.records.json_lines import parse_json_lines
 from sbp_core.records.json_parsing import RowFault

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sbp_core.client import (
-    AppendItem,
-    AppendOutcome,
-)
+from sbp_core.client import AppendItem, AppendOutcome
 from sbp_core.errors import (
     ConfigurationError,
     InvalidRequestError,
@@ -19,11 +16,7 @@ from sbp_core.errors import (
     ThrottledError,
 )
 from sbp_core.record_sizes import LARGEST
-from sbp_core.wire.headers import (
-    AppendResponse,
-    AppendResult,
-    Status,
-)
+from sbp_core.wire.headers import AppendResponse, AppendResult, Status
 from sbp_core.wire.opcodes import Opcode
 from tests.support.scripted_peer import Exchange, append_handler, batches, placed, ranges, reset
 

@@ -10,14 +10,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from sbp_core.client import (
-    AppendItem,
-    AppendOutcome,
-    FetchItem,
-    StreamInfo,
-    StreamSpec,
-    Writer,
-)
+from sbp_core.client import AppendItem, AppendOutcome, FetchItem, StreamInfo, StreamSpec, Writer
 from sbp_core.client.connecting import Connecting
 from sbp_core.client.facades import loop_thread
 from sbp_core.client.io.aio_connection import AsyncConnection
@@ -34,9 +27,7 @@ from sbp_core.errors import (
     StatusCode,
 )
 from sbp_core.session.negotiation import FeatureName
-from sbp_core.wire.headers import (
-    DescribeStreamsResponse,
-)
+from sbp_core.wire.headers import DescribeStreamsResponse
 from sbp_core.wire.opcodes import Opcode
 from tests.support.client import BlockingDriver
 from tests.support.clock import until

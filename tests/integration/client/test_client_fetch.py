@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sbp_core import limits
-from sbp_core.client import (
-    EARLIEST,
-    LATEST,
-    FetchItem,
-    RetryPolicy,
-)
+from sbp_core.client import EARLIEST, LATEST, FetchItem, RetryPolicy
 from sbp_core.client.operations.fetch_answer import bounded_selections
 from sbp_core.errors import (
     ConfigurationError,

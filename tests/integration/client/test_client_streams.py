@@ -9,12 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from sbp_core import limits
-from sbp_core.client import (
-    RetryPolicy,
-    StreamBounds,
-    StreamSpec,
-    StreamUpdate,
-)
+from sbp_core.client import RetryPolicy, StreamBounds, StreamSpec, StreamUpdate
 from sbp_core.errors import (
     AlreadyExistsError,
     ConfigurationError,

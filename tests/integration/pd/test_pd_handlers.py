@@ -4,12 +4,8 @@ import pytest
 from sqlalchemy import text
 
 from sbp_core import limits
-from sbp_core.errors import (
-    StatusCode,
-)
-from sbp_core.wire.headers import (
-    Stream,
-)
+from sbp_core.errors import StatusCode
+from sbp_core.wire.headers import Stream
 from tests.support.placement_driver import by_server, by_stream, runner
 
 

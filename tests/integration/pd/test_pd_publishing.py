@@ -13,10 +13,7 @@ from sbp_core.pd.txns.decisions import Part, TxnRecord
 from sbp_core.pd.txns.ending import RangeServers, Route
 from sbp_core.pd.txns.publications import Publication
 from sbp_core.pd.txns.publishing import Publisher
-from sbp_core.wire.headers import (
-    CommitTxnRequest,
-    TxnPart,
-)
+from sbp_core.wire.headers import CommitTxnRequest, TxnPart
 from sbp_core.wire.opcodes import Opcode
 from tests.support.placement_driver import (
     DIGEST,

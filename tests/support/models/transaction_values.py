@@ -17,9 +17,7 @@ from sbp_core.log.states.staged_states import (
     staged_entry,
 )
 from sbp_core.pd.txns.decisions import Ledger, Manifest, Part
-from sbp_core.pd.txns.publications import (
-    Publication,
-)
+from sbp_core.pd.txns.publications import Publication
 
 # Messages; the type distinguishes tuples with the same fields
 
