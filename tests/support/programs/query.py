@@ -24,14 +24,17 @@ from sbp_spark.streaming.stream_reader import SbpStreamReader
 from tests.support.queries import TOO_SLOW, clear_unborn
 from tests.support.spark import spark_session
 
+BARRIER_SECONDS_MAX = 120
+"""How long a source waits for the others, one of which may have failed."""
+
 
 class ForgetfulReader(SbpStreamReader):
     """Resolves the start of a query whenever it is asked; what ends before it is empty."""
 
     def initialOffset(self):  # noqa: N802 - Spark's name
-        seen = self._streams().look()
-        client = self._streams().client
-        starts = starting_offsets(client, self._options(), seen.bounds, seen.streams)
+        watch = self._run._watch
+        seen = watch.look()
+        starts = starting_offsets(watch.client, self._run.options, seen.bounds, seen.streams)
         positions = seen.positions()
         moved = {each: replace(positions[each], next_offset=starts[each]) for each in starts}
         return SourceOffset(moved).to_json()
@@ -60,7 +63,7 @@ class GreedyReader(SbpStreamReader):
     """Reads to the tails as they are, whatever end Spark has logged."""
 
     def partitions(self, start, end):
-        logged, tails = SourceOffset.from_json(end), self._streams().look().positions()
+        logged, tails = SourceOffset.from_json(end), self._run._watch.look().positions()
         moved = {
             each: replace(at, next_offset=tails[each].next_offset)
             for each, at in logged.streams.items()
@@ -89,7 +92,7 @@ def main(order) -> None:
     def on_written(number):
         mark("has written")
         if number == order.get("dies_after"):  # and before the batch is committed
-            barrier.wait()
+            barrier.wait(BARRIER_SECONDS_MAX)
             os.killpg(0, signal.SIGKILL)
 
     for source in order["sources"]:
