@@ -110,10 +110,11 @@ def early_reads() -> None:
                 time.sleep(LATE_SYNC_SECONDS)
             committer._log.sync()
 
-        def on_committed():
-            committer._on_committed(submissions, appended[0], is_durable=True)
+        def on_durable():
+            numbers = [{}] * len(submissions)  # of no copies
+            committer._on_durable(submissions, numbers, appended[0], is_durable=True)
 
-        committer._run(committing._Job(write, on_committed, submissions))
+        committer._run(committing._Job(write, on_durable, submissions))
 
     committing.GroupCommitter._commit = commit
 
