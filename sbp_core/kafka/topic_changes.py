@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ _RETENTION: Final = {"retention.ms": "retention_period_ms", "retention.bytes": "
 _ALTER_CONFIGS: Final = 33
 _SET, _UNSET = 0, 1
 _DEFAULT: Final = -1
+_UNLIMITED: Final = -1
 _END: Final = -1
 _OF_BROKERS: Final = re.compile(
     r"(segment|index|flush|file|message|min|max|unclean|preallocate|compression|delete|follower"
@@ -64,10 +66,11 @@ def _settings(configs: Iterable[tuple[str, str | None]]) -> _Settings:
 
 def _limit(name: str, value: str | None) -> int:
     """Return a limit as streams have it: 0 for none."""
-    try:
-        return max(int(value or 0), 0)
-    except ValueError:
-        raise _ConfigError(f"{name} {value!a} is no number") from None
+    with suppress(ValueError):
+        limit = int(value or _UNLIMITED)
+        if limit > 0 or limit == _UNLIMITED:
+            return max(limit, 0)
+    raise _ConfigError(f"{name} {value!a} is neither -1, to keep all, nor a number above 0")
 
 
 def _policy(value: str) -> str:

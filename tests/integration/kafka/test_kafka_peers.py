@@ -124,6 +124,7 @@ def test_the_retention_of_a_topic_is_changed_and_nothing_else(gateway, client, t
     for operation, name, value in (
         (AlterConfigOpType.SET, "max.message.bytes", "1"),
         (AlterConfigOpType.SET, "retention.ms", "soon"),
+        (AlterConfigOpType.SET, "retention.ms", "0"),
         (AlterConfigOpType.APPEND, "retention.ms", "1"),
     ):
         with pytest.raises(KafkaException) as caught:
