@@ -41,7 +41,7 @@ EPOCH_MAX: Final = 2**15 - 2
 _SEQUENCES: Final = 2**31
 _NEVER_NEXT: Final = 2**62
 _LOOK_MS: Final = 5_000
-"""How long is waited for a batch that a server has, and its replicas do not have yet."""
+"""How long to wait for a batch that its server has and the other replicas still lack."""
 _RANDOM: Final = SystemRandom()
 
 

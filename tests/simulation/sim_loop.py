@@ -325,7 +325,7 @@ class SimulatedExecutor(Executor):
         while self._free and self._queue:
             work = self._queue.popleft()
             if not work.future.set_running_or_notify_cancel():
-                continue  # it was given up; once begun, a thread does it even if nobody waits
+                continue  # given up in time: a thread finishes only what it has begun
             self._free -= 1
             self._begun[work] = None
             seconds = self._loop.work_seconds(RUNNING.get())

@@ -406,8 +406,8 @@ def _settled(logged: LoggedRange, entry: Entry) -> LoggedRange:
 def _copied_from(logged: LoggedRange, entry: Entry) -> LoggedRange:
     """Return a fenced range after COPY_BEGUN: it gets records from the base offset on.
 
-    Raises LogCorruptionError unless the records here end there, all are trimmed elsewhere, or none
-    is kept.
+    Raises LogCorruptionError unless the records here end at that offset or before it, or none of
+    them is kept.
     """
     if logged.state is RangeState.DELETED:
         return logged
