@@ -6,8 +6,7 @@ microseconds. A duration cannot be expressed, so a stream with one is refused by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -93,22 +92,6 @@ def rows_of(batch: Batch, columns: pa.Schema | None) -> pa.RecordBatch:
             f" cannot be expressed in the table: {error}"
         ) from error
     return pa.RecordBatch.from_arrays(made, schema=table)
-
-
-def join_rows(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """Return batches as one table. A column that a batch lacks is null in its rows.
-
-    Raises SchemaError if a column has two types: records without a schema and typed ones.
-    """
-    runs = groupby(batches, key=lambda each: each.schema)
-    try:
-        return pa.concat_tables(
-            (pa.Table.from_batches(run, schema) for schema, run in runs), promote_options="default"
-        )
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise SchemaError(
-            f"records without a schema and typed records do not fit into one table: {error}"
-        ) from error
 
 
 def _faults(schema: pa.Schema) -> Iterator[str]:

@@ -8,7 +8,7 @@ empty one.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -37,24 +37,36 @@ _ENDINGS: Final = {"data": (".parquet",), "metadata": (".avro", ".metadata.json"
 """How the names of files end that a commit writes, by their folder."""
 
 
-def write_files(io: FileIO, metadata: TableMetadata, rows: Iterable[pa.Table]) -> list[DataFile]:
-    """Write rows as one file for each day of `_timestamp`, and return the files.
+class DataFiles:
+    """New files of a table, one for each day of `_timestamp`: `add` writes as rows come.
 
-    Nothing refers to the files before they are committed. If this fails, the files that it began
-    are deleted. Memory holds one of the tables at a time.
+    Nothing refers to the files before they are committed: `discard` deletes them.
     """
-    days: dict[object, _DayFile] = {}
-    try:
-        for table in rows:
-            for day, part in _by_day(table):
-                if day not in days:
-                    days[day] = _DayFile(io, metadata)
-                days[day].add(part)
-        return [each.finish() for each in days.values()]
-    except BaseException:
-        for each in days.values():
+
+    def __init__(self, io: FileIO, metadata: TableMetadata) -> None:
+        self._io = io
+        self._metadata = metadata
+        self._days: dict[object, _DayFile] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        """Write rows; up to GROUP_BYTES of a day wait in memory for more."""
+        for day, part in _by_day(rows):
+            if day not in self._days:
+                self._days[day] = _DayFile(self._io, self._metadata)
+            self._days[day].add(part)
+
+    def finish(self) -> list[DataFile]:
+        """Write what waits, and return the files. Discards them if that fails."""
+        try:
+            return [each.finish() for each in self._days.values()]
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Delete the files."""
+        for each in self._days.values():
             each.discard()
-        raise
 
 
 class _DayFile:

@@ -1,4 +1,4 @@
-"""Landing one stream: records are collected, and committed to its table by interval and size.
+"""Landing one stream: records go into files, which are committed to its table by interval and size.
 
 Nothing is kept between attempts. After any error the table is loaded again, and says how far the
 stream has landed: a commit of unknown outcome is found there, or was not made.
@@ -11,9 +11,9 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -25,13 +25,14 @@ from sbp_core.client.types import FetchItem, StreamInfo
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError
 from sbp_core.lake import TRIM_PROPERTY
 from sbp_core.lake.catalog import describe_error
-from sbp_core.lake.columns import PLAIN, join_rows, rows_of, table_schema
-from sbp_core.lake.table import LakeConflictError, LakeTable, TableState
+from sbp_core.lake.columns import PLAIN, rows_of, table_schema
+from sbp_core.lake.table import LakeConflictError, LakeTable, PendingAppend, TableState
 from sbp_core.quantities import quoted
-from sbp_core.records import StreamSchema
+from sbp_core.records import Envelope, StreamSchema
 from sbp_core.records.envelope import split_envelopes
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -54,24 +55,6 @@ class LandingSettings:
     file_bytes: int = 128 << 20
     keep_seconds: float = 86_400.0
     idle_seconds: float = 10.0
-
-
-@dataclass(slots=True)
-class _Collected:
-    """Records from `start_offset` on, which follow each other."""
-
-    start_offset: int
-    end_offset: int = field(init=False)
-    batches: list[pa.RecordBatch] = field(default_factory=list)
-    bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.end_offset = self.start_offset
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        self.batches.append(rows)
-        self.bytes += rows.nbytes
-        self.end_offset += rows.num_rows
 
 
 class Landing:
@@ -151,13 +134,11 @@ class Landing:
             (bounds,) = await self._client.stream_bounds([self.stream.stream_id])
             position = bounds.start_offset
         while True:
-            collected = await self._collect(position)
-            if collected.batches:
-                await self._blocking(self._commit, table, collected, expected)
-                expected = position = collected.end_offset
+            append, position = await self._next_append(table, position, expected)
+            if append is not None:
+                await self._blocking(append.commit, self._client.last_commit)
+                expected = position
                 await self._blocking(self._maintain, table)
-            else:
-                position = collected.end_offset
             self._show(table.state())
             if expected is not None and trim_after_ms is not None:
                 await self._trim(expected, trim_after_ms)
@@ -185,42 +166,54 @@ class Landing:
             self._trimmed_offset = offset
             self._show(self.state)
 
-    async def _collect(self, position: int) -> _Collected:
-        """Return the next records: up to a size, a time, a gap, or a change of the schema.
+    async def _next_append(
+        self, table: LakeTable, position: int, expected: int | None
+    ) -> tuple[PendingAppend | None, int]:
+        """Return the records from a position on, not yet committed, and where they end.
 
-        Without new records they are none after `idle_seconds`.
+        They end at a size, a time, a gap, or a change of the schema. Without new records there is
+        nothing to commit after `idle_seconds`.
         """
-        collected = _Collected(position)
+        append: PendingAppend | None = None
         loop = asyncio.get_running_loop()
         deadline: float | None = None
-        while collected.bytes < self._settings.file_bytes:
-            wait_ms = int(1000 * self._settings.idle_seconds)
-            if deadline is not None:
-                wait_ms = min(wait_ms, int(1000 * (deadline - loop.time())))
-                if wait_ms <= 0:
-                    break
-            item = FetchItem(self.stream.stream_id, collected.end_offset, None, _FETCH_BYTES)
-            (found,) = [each async for each in self._client.fetch([item], max_wait_ms=wait_ms)]
-            if isinstance(found.error, OffsetOutOfRangeError):
-                if collected.batches:
-                    break
-                collected.start_offset = collected.end_offset = self._behind_gap(
-                    collected.end_offset, found.error
-                )
-            elif found.error is not None:
-                raise found.error
-            elif found.payload:
+        try:
+            while append is None or append.bytes < self._settings.file_bytes:
+                wait_ms = int(1000 * self._settings.idle_seconds)
+                if deadline is not None:
+                    wait_ms = min(wait_ms, int(1000 * (deadline - loop.time())))
+                    if wait_ms <= 0:
+                        break
+                item = FetchItem(self.stream.stream_id, position, None, _FETCH_BYTES)
+                (found,) = [each async for each in self._client.fetch([item], max_wait_ms=wait_ms)]
+                if isinstance(found.error, OffsetOutOfRangeError):
+                    if append is not None:
+                        break
+                    position = self._behind_gap(position, found.error)
+                    continue
+                if found.error is not None:
+                    raise found.error
                 envelopes = list(split_envelopes(found.payload))
                 if not fingerprints_of(envelopes) <= self._schemas.keys():
                     await self._learn_schemas()
-                    if collected.batches:
+                    if append is not None:
                         break
-                await self._blocking(self._add, collected, envelopes)
-                if deadline is None:
+                rows = await self._blocking(self._decode, envelopes, position)
+                if append is None:
+                    if not rows:
+                        break
+                    columns = rows[0].schema
+                    append = await self._blocking(table.append, columns, position, expected)
                     deadline = loop.time() + self._settings.interval_seconds
-            elif deadline is None:
-                break
-        return collected
+                is_whole = await self._blocking(append.add, rows)
+                position = append.end_offset
+                if not is_whole:
+                    break
+        except BaseException:
+            if append is not None:
+                await self._blocking(append.discard)
+            raise
+        return append, position
 
     def _behind_gap(self, position: int, error: OffsetOutOfRangeError) -> int:
         """Return where the stream goes on. Raises the error if it ends before the position."""
@@ -234,19 +227,9 @@ class Landing:
         )
         return start
 
-    def _add(self, collected: _Collected, envelopes: list[Any]) -> None:
-        label, at = self.stream.label, collected.end_offset
-        for batch in decode_fetched(label, envelopes, at, None, self._schemas):
-            collected.add(rows_of(batch, self._columns))
-
-    def _commit(self, table: LakeTable, collected: _Collected, expected: int | None) -> None:
-        table.append(
-            join_rows(collected.batches),
-            start_offset=collected.start_offset,
-            end_offset=collected.end_offset,
-            expected_offset=expected,
-            commit=self._client.last_commit,
-        )
+    def _decode(self, envelopes: list[Envelope], position: int) -> list[pa.RecordBatch]:
+        decoded = decode_fetched(self.stream.label, envelopes, position, None, self._schemas)
+        return [rows_of(each, self._columns) for each in decoded]
 
     def _show(self, state: TableState) -> None:
         self.state = state
@@ -269,6 +252,9 @@ class Landing:
         self._schemas = {each.schema.fingerprint: each.schema for each in versions}
         self._columns = versions[-1].schema.arrow if versions else None
 
-    async def _blocking(self, work: Callable[..., T], *arguments: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, work, *arguments)
+    async def _blocking(self, work: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+        working = asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
+        try:
+            return await asyncio.shield(working)
+        finally:
+            await asyncio.wait([working])  # what a thread has begun goes on when this is cancelled

@@ -16,15 +16,21 @@ compares what its own snapshot says with the offset that the records were read f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    ValidationError,
+)
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
@@ -32,9 +38,9 @@ from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.transforms import DayTransform, IdentityTransform
 
 from sbp_core.client.types import StoreCommit, StreamInfo
-from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.errors import ConfigurationError, SbpError, SchemaError
 from sbp_core.lake.columns import OFFSET, TIMESTAMP
-from sbp_core.lake.files import delete_unreferenced, read_file, write_files
+from sbp_core.lake.files import DataFiles, delete_unreferenced, read_file
 
 _START: Final = "sbp.start-offset"
 _END: Final = "sbp.end-offset"
@@ -44,6 +50,9 @@ _PROPERTIES: Final = {
     **_NO_RETRIES,
     "commit.manifest-merge.enabled": "true",
     "write.parquet.compression-codec": "zstd",
+    # Beside a row group of 4 MiB as large as Parquet's default beside one of 128 MiB. Values that
+    # hardly repeat are hashed up to here.
+    "write.parquet.dict-size-bytes": str(1 << 16),
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
@@ -92,6 +101,51 @@ class TableState:
     metadata_location: str | None = None
     committed_at_ms: int | None = None
     error: str | None = None
+
+
+class PendingAppend:
+    """Records of a stream on the way into its table: a commit makes all of them part of it.
+
+    The files are written as records come, so that a moment's records are in memory at a time.
+    """
+
+    def __init__(
+        self, table: Table, stream: StreamInfo, changes: Transaction, columns: pa.Schema, start: int
+    ) -> None:
+        self._table = table
+        self._stream = stream
+        self._changes = changes
+        self._files = DataFiles(table.io, changes.table_metadata)
+        self._start_offset = start
+        self.columns: Final = columns
+        self.end_offset = start
+        self.bytes = 0
+        """Size of the records in Arrow."""
+
+    def add(self, batches: Sequence[pa.RecordBatch]) -> bool:
+        """Write the records from `end_offset` on, up to a batch whose schema is not `columns`.
+
+        Return whether all were written.
+        """
+        written = list(takewhile(lambda each: each.schema.equals(self.columns), batches))
+        rows = pa.Table.from_batches(written, self.columns)
+        self._files.add(rows)
+        self.bytes += rows.nbytes
+        self.end_offset += rows.num_rows
+        return len(written) == len(batches)
+
+    def commit(self, commit: StoreCommit | None) -> None:
+        """Commit the records. `commit` is the metadata of the cluster as it is known now.
+
+        Raises LakeConflictError if another process has committed since they were begun, and what
+        the catalog and the object store raise: load the table again then, and see what it says.
+        """
+        summary = _summary(self._stream, self._start_offset, self.end_offset, commit)
+        _commit(self._table, self._changes, self._files.finish(), summary)
+
+    def discard(self) -> None:
+        """Delete what was written, before a commit was tried."""
+        self._files.discard()
 
 
 class LakeTable:
@@ -151,33 +205,28 @@ class LakeTable:
         )
 
     def append(
-        self,
-        rows: pa.Table,
-        *,
-        start_offset: int,
-        end_offset: int,
-        expected_offset: int | None,
-        commit: StoreCommit | None,
-    ) -> None:
-        """Add the records [start_offset, end_offset), where the stream has landed up to `expected`.
+        self, columns: pa.Schema, start_offset: int, expected_offset: int | None
+    ) -> PendingAppend:
+        """Begin to add the records from `start_offset` on to what has landed up to `expected`.
 
         Columns and wider types that the rows have and the table lacks are added. A start beyond
         what was expected is a gap, which the table keeps. Raises LakeConflictError if the stream
-        has landed up to another offset, and what the catalog and the object store raise: load the
-        table again then, and see what it says.
+        has landed up to another offset.
         """
         landed = self.landed()
         if (None if landed is None else landed.end_offset) != expected_offset:
             raise LakeConflictError(f"another process has committed to table {self.name}")
         self._forbid_retries()
         changes = self._table.transaction()
-        with changes.update_schema() as update:
-            update.union_by_name(rows.schema)
+        try:
+            with changes.update_schema() as update:
+                update.union_by_name(columns)
+        except ValidationError as error:
+            raise SchemaError(f"table {self.name} cannot get the columns: {error}") from error
         if expected_offset is not None and start_offset > expected_offset:
             gaps = [*self._gaps(), (expected_offset, start_offset)]
             changes.set_properties({_GAPS: json.dumps(gaps)})
-        summary = self._summary(start_offset, end_offset, commit)
-        self._commit(changes, [rows], (), summary)
+        return PendingAppend(self._table, self._stream, changes, columns, start_offset)
 
     def compact(self, file_bytes: int) -> None:
         """Rewrite the small files at the end of the table as one, once there are enough of them.
@@ -193,32 +242,16 @@ class LakeTable:
         if files:
             self._forbid_retries()
             start = self._bound(files[0].lower_bounds)
-            summary = self._summary(start, landed.end_offset, landed.commit)
-            self._commit(self._table.transaction(), self._rows_of(files), files, summary)
-
-    def _commit(
-        self,
-        changes: Transaction,
-        rows: Iterable[pa.Table],
-        replaced: Iterable[DataFile],
-        summary: dict[str, str],
-    ) -> None:
-        replaced = tuple(replaced)
-        made = write_files(self._table.io, changes.table_metadata, rows)
-        try:
-            update = changes.update_snapshot(snapshot_properties=summary)
-            with update.overwrite() if replaced else update.merge_append() as snapshot:
-                for each in replaced:
-                    snapshot.delete_data_file(each)
-                for each in made:
-                    snapshot.append_data_file(each)
-            changes.commit_transaction()
-        except CommitFailedException as error:
-            for each in made:
-                with suppress(Exception):
-                    self._table.io.delete(each.file_path)
-            raise LakeConflictError(f"table {self.name} refused a commit: {error}") from error
-        self._table.refresh()
+            summary = _summary(self._stream, start, landed.end_offset, landed.commit)
+            changes = self._table.transaction()
+            written = DataFiles(self.io, changes.table_metadata)
+            try:
+                for each in files:
+                    written.add(read_file(self.io, each.file_path))
+            except BaseException:
+                written.discard()
+                raise
+            _commit(self._table, changes, written.finish(), summary, files)
 
     def _forbid_retries(self) -> None:
         if self._table.properties.get("commit.retry.num-retries") != "0":
@@ -284,10 +317,6 @@ class LakeTable:
         field_id = self._table.schema().find_field(column).field_id
         return int.from_bytes(bounds[field_id], "little", signed=True)
 
-    def _rows_of(self, files: Iterable[DataFile]) -> Iterator[pa.Table]:
-        for each in files:
-            yield read_file(self._table.io, each.file_path)
-
     def expire(self, older_than: datetime) -> None:
         """Remove the snapshots before a time, and the files that only they refer to.
 
@@ -322,19 +351,6 @@ class LakeTable:
                     found.update(each.data_file.file_path for each in entries)
         return found | seen
 
-    def _summary(
-        self, start_offset: int, end_offset: int, commit: StoreCommit | None
-    ) -> dict[str, str]:
-        summary = {
-            "sbp.stream-id": str(self._stream.stream_id),
-            "sbp.stream-created-ms": str(self._stream.created_at_ms),
-            _START: str(start_offset),
-            _END: str(end_offset),
-        }
-        if commit is not None:
-            summary |= {"sbp.commit": str(commit.number), "sbp.life": commit.life}
-        return summary
-
     @property
     def name(self) -> str:
         """The name, with that of its namespace."""
@@ -352,6 +368,44 @@ class LakeTable:
                 f" {self._stream.label} has id {own[0]}: it was created again, or the table is of"
                 " another stream. Name another table, or drop this one"
             )
+
+
+def _summary(
+    stream: StreamInfo, start_offset: int, end_offset: int, commit: StoreCommit | None
+) -> dict[str, str]:
+    summary = {
+        "sbp.stream-id": str(stream.stream_id),
+        "sbp.stream-created-ms": str(stream.created_at_ms),
+        _START: str(start_offset),
+        _END: str(end_offset),
+    }
+    if commit is not None:
+        summary |= {"sbp.commit": str(commit.number), "sbp.life": commit.life}
+    return summary
+
+
+def _commit(
+    table: Table,
+    changes: Transaction,
+    made: Sequence[DataFile],
+    summary: dict[str, str],
+    replaced: Collection[DataFile] = (),
+) -> None:
+    try:
+        update = changes.update_snapshot(snapshot_properties=summary)
+        with update.overwrite() if replaced else update.merge_append() as snapshot:
+            for each in replaced:
+                snapshot.delete_data_file(each)
+            for each in made:
+                snapshot.append_data_file(each)
+        changes.commit_transaction()
+    except CommitFailedException as error:
+        for each in made:
+            with suppress(Exception):
+                table.io.delete(each.file_path)
+        name = ".".join(table.name())
+        raise LakeConflictError(f"table {name} refused a commit: {error}") from error
+    table.refresh()
 
 
 def _create(catalog: Catalog, name: str, schema: pa.Schema) -> None:

@@ -10,7 +10,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from test_lake_table import NESTED, STREAM, append, open_table, plain, typed
 
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError
-from sbp_core.lake.columns import PLAIN, table_schema
+from sbp_core.lake.columns import PLAIN, rows_of, table_schema
 from sbp_core.lake.history import TableHistory, Wanted
 from sbp_core.records import (
     ColumnBounds,
@@ -124,13 +124,9 @@ def test_unwanted_columns_and_groups_are_not_read(catalog):
 def test_records_that_the_table_lacks_are_named(catalog):
     table = open_table(catalog)
     append(table, plain([b"a"] * 5))
-    table.append(
-        *(pa.table(open_rows(plain([b"b"] * 2, 8))),),
-        start_offset=8,
-        end_offset=10,
-        expected_offset=5,
-        commit=None,
-    )
+    behind_gap = table.append(PLAIN, 8, 5)
+    assert behind_gap.add([rows_of(plain([b"b"] * 2, 8), None)])
+    behind_gap.commit(None)
     history = TableHistory(open_table(catalog), 7, None)
     assert [*history.parts(100)] == [(0, 5), (8, 10)]
     assert [*history.parts(9)] == [(0, 5), (8, 9)]
@@ -138,12 +134,6 @@ def test_records_that_the_table_lacks_are_named(catalog):
     with pytest.raises(OffsetOutOfRangeError) as caught:
         history.read(5, 10, 100, Wanted())
     assert caught.value.bounds == (8, 10)
-
-
-def open_rows(batch):
-    from sbp_core.lake.columns import join_rows, rows_of
-
-    return join_rows([rows_of(batch, None)])
 
 
 def test_the_first_record_of_a_time_is_found_in_whichever_file_it_is(catalog):

@@ -19,7 +19,7 @@ from sbp_core.app.record import Batch
 from sbp_core.client.types import StreamInfo
 from sbp_core.errors import ConfigurationError, SchemaError
 from sbp_core.lake.catalog import describe_error
-from sbp_core.lake.columns import PLAIN, join_rows, rows_of, table_schema
+from sbp_core.lake.columns import PLAIN, rows_of, table_schema
 from sbp_core.lake.files import read_file
 from sbp_core.lake.table import LakeConflictError, LakeTable
 
@@ -76,13 +76,10 @@ def plain(values, start=0):
 
 
 def append(table, *batches, columns=NESTED, expected=None):
-    table.append(
-        join_rows([rows_of(each, columns) for each in batches]),
-        start_offset=batches[0].base_offset,
-        end_offset=batches[-1].end_offset,
-        expected_offset=expected,
-        commit=None,
-    )
+    rows = [rows_of(each, columns) for each in batches]
+    appended = table.append(rows[0].schema, batches[0].base_offset, expected)
+    assert appended.add(rows)
+    appended.commit(None)
 
 
 def open_table(catalog, schema=PLAIN):
@@ -140,13 +137,29 @@ def replace_times(batch):
 def test_records_from_before_the_schema_keep_their_own_columns(catalog):
     schema = pa.schema([("id", pa.int64())])
     table = open_table(catalog, table_schema(schema))
-    append(table, plain([b"old"]), typed([{"id": 3}], 1, schema), columns=schema)
+    rows = [rows_of(each, schema) for each in (plain([b"old"]), typed([{"id": 3}], 1, schema))]
+    first = table.append(rows[0].schema, 0, None)
+    assert not first.add(rows)
+    assert first.end_offset == 1
+    first.commit(None)
+    append(table, typed([{"id": 3}], 1, schema), columns=schema, expected=1)
     found = stored(catalog)
     assert found["value"].to_pylist() == [b"old", None]
     assert found["id"].to_pylist() == [None, 3]
     conflict = pa.schema([("value", pa.int64())])
     with pytest.raises(SchemaError, match="value"):
-        append(table, plain([b"x"], 2), typed([{"value": 3}], 3, conflict), columns=conflict)
+        append(table, typed([{"value": 3}], 2, conflict), columns=conflict, expected=2)
+
+
+def test_what_was_begun_and_given_up_leaves_no_file(catalog, tmp_path):
+    table = open_table(catalog)
+    append(table, plain([b"a"]))
+    begun = table.append(PLAIN, 1, 1)
+    assert begun.add([rows_of(plain([b"b"] * 10, 1), None)])
+    begun.discard()
+    assert len([*tmp_path.rglob("*.parquet")]) == 1
+    append(table, plain([b"c"], 1), expected=1)
+    assert stored(catalog)["value"].to_pylist() == [b"a", b"c"]
 
 
 def test_a_commit_for_another_offset_is_refused(catalog):
