@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from numbers import Integral
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,7 @@ import msgspec
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.records.envelope import Envelope, split_envelopes
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.wire.headers import BatchFilter, Projection
 
@@ -344,10 +346,23 @@ class FetchItem:
 
 
 class ReceivedBatches(NamedTuple):
-    """Whole record batches of one stream, in order. The next fetch goes on at `next_offset`."""
+    """Whole record batches of one stream, in order. The next fetch goes on at `next_offset`.
+
+    They are encoded in `payload`, or were made of a table, and are `decoded`: see `Envelope.rows`.
+    """
 
     payload: memoryview
     next_offset: int
+    decoded: tuple[Envelope, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the batches; 0 if there is none."""
+        return len(self.payload) + sum(each.length_bytes for each in self.decoded)
+
+    def envelopes(self) -> Iterator[Envelope]:
+        """Return the batches. Raises RecordBatchError at the first that cannot be read."""
+        return chain(split_envelopes(self.payload), self.decoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,8 +385,13 @@ class FetchOutcome:
 
     @property
     def payload(self) -> memoryview:
-        """The bytes of the batches."""
+        """The bytes of the batches that are encoded."""
         return self.batches.payload
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the batches; 0 if there is none."""
+        return self.batches.size_bytes
 
 
 @dataclass(frozen=True, slots=True)

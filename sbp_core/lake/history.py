@@ -28,13 +28,15 @@ from sbp_core.lake.table import LakeTable
 from sbp_core.records import (
     ROWS_SCHEMA,
     BatchFilter,
+    Envelope,
     Projection,
     StreamSchema,
-    encode_rows,
+    decode_envelope,
     encode_statistics,
 )
 from sbp_core.records.batch_meta import BatchMeta
-from sbp_core.records.encodings.columns_encoding import COLUMNS_ENCODING, encode_columns
+from sbp_core.records.encodings.columns_encoding import COLUMNS_ENCODING
+from sbp_core.records.encodings.rows_encoding import ROWS_ENCODING
 from sbp_core.records.envelope import encode_head
 from sbp_core.records.skipping import maybe_skipped
 from sbp_core.status_code import StatusCode
@@ -70,13 +72,6 @@ class _File(NamedTuple):
     groups: list[_Group]
 
 
-class _Encoded(NamedTuple):
-    """A record batch, and the offset behind its last record."""
-
-    data: bytes
-    end: int
-
-
 class TableHistory:
     """The records of a stream that a table has. For one thread at a time."""
 
@@ -86,7 +81,7 @@ class TableHistory:
         self._files = table.files()
         self._stream_id = stream_id
         self._schema = schema
-        self._cuts: OrderedDict[tuple[int, Wanted], deque[_Encoded]] = OrderedDict()
+        self._cuts: OrderedDict[tuple[int, Wanted], deque[Envelope]] = OrderedDict()
         self._opened: dict[str, _File] = {}
         self.end = 0 if landed is None else landed.end_offset
         self.start = min((each.start for each in self._files), default=self.end)
@@ -106,22 +101,25 @@ class TableHistory:
                 yield position, min(gap_start, end)
             position = max(position, gap_end)
 
-    def read(self, start: int, end: int, bytes_max: int, wanted: Wanted) -> tuple[bytes, int]:
+    def read(
+        self, start: int, end: int, bytes_max: int, wanted: Wanted
+    ) -> tuple[tuple[Envelope, ...], int]:
         """Return record batches from `start` on, and where they end: one at least.
 
         Raises OffsetOutOfRangeError if the table does not have the record at `start`.
         """
         batches = self._cuts.pop((start, wanted), None) or deque(self._cut(start, end, wanted))
         taken = [batches.popleft()]
-        size = len(taken[0].data)
-        while batches and size + len(batches[0].data) <= bytes_max:
-            size += len(batches[0].data)
+        size = taken[0].length_bytes
+        while batches and size + batches[0].length_bytes <= bytes_max:
+            size += batches[0].length_bytes
             taken.append(batches.popleft())
+        position = taken[-1].end_offset
         if batches:
-            self._cuts[taken[-1].end, wanted] = batches
+            self._cuts[position, wanted] = batches
             if len(self._cuts) > _CUTS_KEPT:
                 self._cuts.popitem(last=False)
-        return b"".join(each.data for each in taken), taken[-1].end
+        return tuple(taken), position
 
     def find_time(self, time_us: int, start: int, end: int) -> int | None:
         """Return the first offset in [start, end) whose record is of a time or later."""
@@ -138,12 +136,12 @@ class TableHistory:
                 found = first if found is None else min(found, first)
         return found
 
-    def _cut(self, start: int, end: int, wanted: Wanted) -> Iterator[_Encoded]:
+    def _cut(self, start: int, end: int, wanted: Wanted) -> Iterator[Envelope]:
         groups = self._overlapping(start)
         last = min(end, max(each.end for each in groups))
         head = self._maybe_skipped(groups, start, last, wanted)
         if head is not None:
-            yield _Encoded(head, last)
+            yield decode_envelope(head)
             return
         names = self._names(wanted)
         by_path: defaultdict[str, list[int]] = defaultdict(list)
@@ -163,7 +161,7 @@ class TableHistory:
             raise SbpError(f"a table has the record at offset {offsets[count]} twice")
         if not count:
             raise _missing(start, int(offsets[0]) if len(offsets) else last, self.end)
-        yield from self._encoded(rows.slice(0, count), start)
+        yield from self._batches(rows.slice(0, count), start)
 
     def _overlapping(self, start: int) -> list[_Group]:
         """Return the row groups that may have the record at `start`, and all that overlap them."""
@@ -251,42 +249,40 @@ class TableHistory:
                 return None
         return skipped
 
-    def _encoded(self, rows: pa.Table, start: int) -> Iterator[_Encoded]:
+    def _batches(self, rows: pa.Table, start: int) -> Iterator[Envelope]:
         step = max(1, rows.num_rows * limits.BATCH_TARGET_BYTES // max(1, rows.nbytes))
         for at in range(0, rows.num_rows, step):
             part = rows.slice(at, step).combine_chunks()
-            yield from self._batches(part, start + at)
+            times = part[TIMESTAMP].cast(pa.int64()).to_numpy()
+            if self._schema is None:
+                columns = [part[_PLAIN[each.name]].cast(each.type) for each in ROWS_SCHEMA]
+                (batch,) = pa.Table.from_arrays(columns, schema=ROWS_SCHEMA).to_batches()
+                yield self._batch(batch, start + at, times[0])
+                continue
+            column, batch = _with_times(_stream_rows(part, self._schema.arrow), part)
+            edges = [0, len(times)]
+            if column is None:  # a batch has one time
+                edges[1:1] = (np.flatnonzero(np.diff(times)) + 1).tolist()
+            for first, last in pairwise(edges):
+                piece = batch.slice(first, last - first)
+                yield self._batch(piece, start + at + first, times[first], column)
 
-    def _batches(self, rows: pa.Table, start: int) -> Iterator[_Encoded]:
-        times = rows[TIMESTAMP].cast(pa.int64()).to_numpy()
-        if self._schema is None:
-            columns = [rows[_PLAIN[each.name]].cast(each.type) for each in ROWS_SCHEMA]
-            (batch,) = pa.Table.from_arrays(columns, schema=ROWS_SCHEMA).to_batches()
-            data = encode_rows(
-                batch,
-                stream_id=self._stream_id,
-                timestamp_ms=int(times[0]) // 1000,
-                base_offset=start,
-                is_checked=True,
-            )
-            yield _Encoded(data, start + len(batch))
-            return
-        batch = _stream_rows(rows, self._schema.arrow)
-        column, batch = _with_times(batch, rows)
-        edges = [0, len(times)]
-        if column is None:  # a batch has one time
-            edges[1:1] = (np.flatnonzero(np.diff(times)) + 1).tolist()
-        for first, last in pairwise(edges):
-            data = encode_columns(
-                batch.slice(first, last - first),
-                self._schema,
-                stream_id=self._stream_id,
-                timestamp_ms=int(times[first]) // 1000,
-                timestamp_column=column,
-                base_offset=start + first,
-                is_checked=True,
-            )
-            yield _Encoded(data, start + last)
+    def _batch(
+        self, rows: pa.RecordBatch, start: int, time_us: int, timestamp_column: str | None = None
+    ) -> Envelope:
+        schema = self._schema
+        return Envelope(
+            self._stream_id,
+            start,
+            rows.num_rows,
+            base_timestamp_ms=int(time_us) // 1000,
+            encoding=ROWS_ENCODING if schema is None else COLUMNS_ENCODING,
+            body=memoryview(b""),
+            length_bytes=rows.nbytes,
+            schema_fingerprint=None if schema is None else schema.fingerprint,
+            timestamp_column=timestamp_column,
+            rows=rows,
+        )
 
 
 def _stream_rows(rows: pa.Table, schema: pa.Schema) -> pa.RecordBatch:

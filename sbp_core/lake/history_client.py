@@ -31,6 +31,7 @@ from sbp_core.client.types import (
 from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError, SbpError
 from sbp_core.lake import TABLE_PROPERTY
 from sbp_core.lake.catalog import describe_error
+from sbp_core.records import Envelope
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -192,16 +193,17 @@ class HistoryClient(Client):
         end = min(history.end, self._log_start(item.stream_id))
         end = end if item.end_offset is None else min(end, item.end_offset)
         error: SbpError | None = None
-        payload, next_offset = b"", item.fetch_offset
+        found: tuple[Envelope, ...] = ()
+        next_offset = item.fetch_offset
         wanted = Wanted(item.projections, item.filters)
         try:
-            payload, next_offset = self._read(
+            found, next_offset = self._read(
                 *(item.stream_id, history),
                 methodcaller("read", item.fetch_offset, end, item.max_bytes, wanted),
             )
         except SbpError as raised:
             error = raised
-        batches = ReceivedBatches(memoryview(payload), next_offset)
+        batches = ReceivedBatches(memoryview(b""), next_offset, found)
         return FetchOutcome(index, item.stream_id, batches, error)
 
     def _read(self, stream_id: int, history: TableHistory, read: Callable[[Any], T]) -> T:

@@ -28,13 +28,16 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sbp_core import limits
 from sbp_core.errors import DamagedBatchError, HeaderError, RecordBatchError
 from sbp_core.record_sizes import LARGEST
 from sbp_core.records.batch_meta import BatchMeta, encode_meta, read_meta
 from sbp_core.wire.checksum import Buffer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAGIC: Final = 0x22
 OFFSET_MAX: Final = 2**63 - 1
@@ -61,7 +64,8 @@ class Envelope:
     record sequence `record_count` was counted, and may differ from the `declared_count`. A batch
     from which columns were left out names its columns by `projection` (projection.py). It may have
     `statistics` (statistics.py). A skipped batch has no body and no records, although it counts
-    them; its body had `skipped_bytes`, which is None for all other batches (skipping.py).
+    them; its body had `skipped_bytes`, which is None for all other batches (skipping.py). A batch
+    that was made of a table has its records in `rows`, and no body.
     """
 
     stream_id: int
@@ -77,6 +81,7 @@ class Envelope:
     projection: str | None = None
     statistics: str | None = None
     skipped_bytes: int | None = None
+    rows: pa.RecordBatch | None = None
 
     @property
     def is_skipped(self) -> bool:

@@ -172,7 +172,7 @@ def maybe_small(envelope: Envelope) -> Small | None:
     should be an Arrow message and is not.
     """
     body = envelope.body
-    if envelope.is_skipped:
+    if envelope.is_skipped or envelope.rows is not None:
         return None
     is_short = len(body) < _SMALL_BYTES and len(body) % BUFFER_ALIGNMENT_BYTES == 0
     if not is_short or not encoding_of(envelope).is_message:

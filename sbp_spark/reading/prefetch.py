@@ -114,7 +114,7 @@ def fetch_chunks(
                     yield Chunk(cursor.span_index, nothing, cursor.offset, is_more=True)
                     continue
                 _check_outcome(cursor, outcome, clock())
-                if outcome.payload:
+                if outcome.size_bytes:
                     has_progress = True
                     is_more = bool(waiting) or not cursor.is_done or len(lane) > 1
                     yield Chunk(cursor.span_index, outcome.batches, is_more=is_more)
@@ -135,7 +135,7 @@ def _check_outcome(cursor: _SpanProgress, outcome: FetchOutcome, now_s: float) -
             error = _loss(cursor, error)
         error.add_note(f"while reading {describe_span(span)}, at offset {cursor.offset}")
         raise error from outcome.error if error is not outcome.error else None
-    if outcome.payload:
+    if outcome.size_bytes:
         cursor.offset = outcome.next_offset
         cursor.silent_since_s = None
     elif cursor.silent_since_s is None:
@@ -216,7 +216,7 @@ class Prefetcher:
 
     def _prefetched(self, first: Chunk) -> Iterator[Chunk]:
         """Yield a chunk, and all that follow, which a thread draws ahead."""
-        self._held_bytes = len(first.batches.payload)
+        self._held_bytes = first.batches.size_bytes
         self._thread = threading.Thread(target=self._run, name="sbp-prefetch", daemon=True)
         self._thread.start()
         chunk: Chunk | None = first
@@ -229,7 +229,7 @@ class Prefetcher:
     def _next(self, done: Chunk) -> Chunk | None:
         """Return the chunk after `done`, which is decoded; None if there is no other."""
         with self._changed:
-            self._held_bytes -= len(done.batches.payload)
+            self._held_bytes -= done.batches.size_bytes
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._queue or self._is_over)
             return self._queue.popleft() if self._queue else None
@@ -254,12 +254,12 @@ class Prefetcher:
                 lambda: (
                     self._is_closed
                     or not self._held_bytes
-                    or self._held_bytes + len(chunk.batches.payload) <= self._bytes_max
+                    or self._held_bytes + chunk.batches.size_bytes <= self._bytes_max
                 )
             )
             if self._is_closed:
                 return False
             self._queue.append(chunk)
-            self._held_bytes += len(chunk.batches.payload)
+            self._held_bytes += chunk.batches.size_bytes
             self._changed.notify_all()
             return True

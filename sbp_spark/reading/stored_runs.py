@@ -7,7 +7,7 @@ from typing import Final
 
 from sbp_core.client import ReceivedBatches
 from sbp_core.errors import ProtocolError
-from sbp_core.records import Envelope, split_envelopes
+from sbp_core.records import Envelope
 from sbp_spark.reading.partition_planning import StreamSpan
 from sbp_spark.reading.prefetch import describe_span
 from sbp_spark.spark_internals.task_log import LOG
@@ -55,7 +55,7 @@ def runs_of(
     Raises BrokenSequenceError.
     """
     envelopes: list[Envelope] = []
-    for index, envelope in enumerate(split_envelopes(batches.payload)):
+    for index, envelope in enumerate(batches.envelopes()):
         if position >= span.end_offset:
             break
         first = envelope.base_offset

@@ -125,7 +125,7 @@ class SmallBatches:
             if outcome.error is not None:
                 raise outcome.error
             span = spans[outcome.item_index]
-            size_bytes += len(outcome.payload)
+            size_bytes += outcome.size_bytes
             count += max(0, outcome.next_offset - span.start_offset)
             is_whole = is_whole and outcome.next_offset >= span.end_offset
             chunks.append(Chunk(outcome.item_index, outcome.batches))

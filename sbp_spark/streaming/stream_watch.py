@@ -203,7 +203,7 @@ class StreamWatch:
         if 0 < len(items) <= _AWAITED_MAX and not snapshot.away:
             client = client_for(self._options.servers, Patience.STARTING)
             with closing(client.fetch(items, max_wait_ms=IDLE_WAIT_MS)) as outcomes:
-                first = next((each for each in outcomes if each.error or each.payload), None)
+                first = next((each for each in outcomes if each.error or each.size_bytes), None)
             if first is None or first.error is None:
                 return
         self._sleep(_IDLE_PAUSE_S)

@@ -12,7 +12,7 @@ import sbp_core
 from sbp_core.client import FetchItem, StreamUpdate
 from sbp_core.lake.history_client import HistoryClient
 from sbp_core.lake.landing import LandingSettings
-from sbp_core.records import StreamSchema, decode_columns, split_envelopes
+from sbp_core.records import StreamSchema, decode_columns
 from tests.support.lake import catalog_in, has_landed, land_until, read_all
 
 KEEPS_NOTHING = LandingSettings(interval_seconds=0.0, keep_seconds=0.0)
@@ -97,7 +97,7 @@ def test_a_column_that_is_added_while_the_table_is_loaded_is_not_lost(
         for offset in range(2):
             (outcome,) = reader.fetch([FetchItem(stream.stream_id, offset, 2, 1 << 20)])
             assert outcome.error is None
-            (envelope,) = split_envelopes(outcome.payload)
+            (envelope,) = outcome.batches.envelopes()
             rows.append(decode_columns(envelope, StreamSchema(new)))
     assert pa.Table.from_batches(rows).to_pylist() == [
         {"id": 1, "more": None},

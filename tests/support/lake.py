@@ -10,7 +10,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sbp_core.client import AsyncClient, FetchItem
 from sbp_core.lake.catalog import open_catalog
 from sbp_core.lake.landing import Landing, LandingSettings
-from sbp_core.records import decode_batch, split_envelopes
+from sbp_core.records import decode_batch
 from tests.support.s3 import BUCKET, KEY_ID, SECRET
 
 NOW = LandingSettings(interval_seconds=0.05, idle_seconds=0.05)
@@ -91,7 +91,7 @@ def read_all(client, stream_id):
         item = FetchItem(stream_id, position, bounds.next_offset, FETCH_BYTES)
         (outcome,) = client.fetch([item])
         assert outcome.error is None
-        for envelope in split_envelopes(outcome.payload):
+        for envelope in outcome.batches.envelopes():
             skipped = position - envelope.base_offset
             assert 0 <= skipped < envelope.record_count
             values += decode_batch(envelope)["value"].to_pylist()[skipped:]

@@ -20,7 +20,6 @@ from sbp_core.records import (
     decode_columns,
     maybe_kept_columns,
     order_key,
-    split_envelopes,
 )
 
 EVERYTHING = Wanted()
@@ -45,8 +44,8 @@ def read(history, start=0, end=None, bytes_max=1 << 20, wanted=EVERYTHING):
     end = history.end if end is None else end
     found = []
     while start < end:
-        payload, upto = history.read(start, end, bytes_max, wanted)
-        for each in split_envelopes(payload):
+        batches, upto = history.read(start, end, bytes_max, wanted)
+        for each in batches:
             assert each.base_offset == start
             start = each.end_offset
             found.append(each)
