@@ -1,9 +1,9 @@
 """`python -m benchmarks.core.lake`: landing a stream in a table, and reading both as one.
 
 400 MB of random values of 1 KiB. Landing goes on in this process, beside a server in a process of
-its own; then PyArrow writes the same rows as one Parquet file with nothing around it. Then the log
-is trimmed, and Spark reads the stream through `history`, and the same files by its own Parquet
-reader. The sides run in turn.
+its own; then PyArrow writes the same files with nothing around it. Then the log is trimmed, and
+Spark reads the stream through `history`, the same files by its own Parquet reader, and by a Python
+source that does nothing else: no source in Python is faster than that one. The sides run in turn.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Final
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from benchmarks.harness.folders import new_folder
 from benchmarks.harness.session import start_spark
@@ -29,8 +33,9 @@ from sbp_core.client import AppendItem, AsyncClient, Client, StreamInfo, StreamS
 from sbp_core.client import Writer as BatchWriter
 from sbp_core.cluster import LocalCluster
 from sbp_core.lake.catalog import open_catalog
-from sbp_core.lake.files import read_file
+from sbp_core.lake.columns import PLAIN
 from sbp_core.lake.landing import Landing, LandingSettings
+from sbp_core.lake.table import DICTIONARY_BYTES
 from sbp_core.records import ROWS_SCHEMA, encode_rows
 
 _VALUE_BYTES: Final = 1024
@@ -57,6 +62,55 @@ def _write(client: Client) -> StreamInfo:
     return stream
 
 
+def _groups(path: str) -> list[pa.Table]:
+    file = pq.ParquetFile(path)
+    return [file.read_row_group(each) for each in range(file.num_row_groups)]
+
+
+@dataclass(frozen=True)
+class _File(InputPartition):
+    path: str
+
+
+class PythonParquet(DataSource):
+    """Parquet files of a table, read by PyArrow and passed on."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return how queries name it."""
+        return "python_parquet"
+
+    def schema(self) -> str:
+        """Return the columns of a table of a plain stream."""
+        return (
+            "_offset bigint not null, _timestamp timestamp not null, _key binary, value binary,"
+            " _headers map<string, binary>"
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads the files."""
+        return _Reader(self.options["paths"].split(","))
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_File(urlsplit(each).path) for each in self._paths]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _File)
+        file = pq.ParquetFile(partition.path)
+        for number in range(file.num_row_groups):
+            rows = file.read_row_group(number, use_threads=False)
+            columns = [
+                each.combine_chunks().cast(field.type)
+                for each, field in zip(rows.columns, PLAIN, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=PLAIN)
+
+
 async def _land(endpoint: str, warehouse: Path, stream: StreamInfo, name: str) -> None:
     catalog = open_catalog(None, str(warehouse))
     async with AsyncClient(endpoint) as client:
@@ -75,6 +129,8 @@ def measure(rounds: int) -> None:
     landed: list[float] = []
     busy: list[float] = []
     alone: list[float] = []
+    alone_busy: list[float] = []
+    python: list[float] = []
     union: list[float] = []
     parquet: list[float] = []
     with new_folder() as folder, LocalCluster(folder) as cluster:
@@ -91,16 +147,25 @@ def measure(rounds: int) -> None:
             busy.append(time.process_time() - busy_s)
             lake = catalog.load_table(name)
             files = [each.file.file_path for each in lake.scan().plan_files()]
-            rows = pa.concat_tables(read_file(lake.io, each) for each in files)
+            rows = [_groups(urlsplit(each).path) for each in files]
             os.sync()
-            began = time.perf_counter()
-            pq.write_table(rows, folder / "alone.parquet", compression="zstd")
+            began, busy_s = time.perf_counter(), time.process_time()
+            for groups in rows:
+                with pq.ParquetWriter(
+                    *(folder / "alone.parquet", groups[0].schema),
+                    compression="zstd",
+                    dictionary_pagesize_limit=DICTIONARY_BYTES,
+                ) as writer:
+                    for group in groups:
+                        writer.write(group)
             alone.append(time.perf_counter() - began)
+            alone_busy.append(time.process_time() - busy_s)
         with Client(cluster.endpoint) as client:
             client.trim_streams({stream.stream_id: _ROWS})
         spark = start_spark(folder, tasks=2, memory="4g")
         lake = catalog.load_table("lake.values")
         paths = [each.file.file_path for each in lake.scan().plan_files()]
+        spark.dataSource.register(PythonParquet)
         options = {"endpoint": cluster.endpoint, "streams": "values", "history": f"{warehouse}/"}
         for _ in range(rounds + 3):
             began = time.perf_counter()
@@ -111,13 +176,19 @@ def measure(rounds: int) -> None:
             began = time.perf_counter()
             spark.read.parquet(*paths).write.format("noop").mode("overwrite").save()
             parquet.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            bare = spark.read.format(PythonParquet.name()).option("paths", ",".join(paths))
+            bare.load().write.format("noop").mode("overwrite").save()
+            python.append(time.perf_counter() - began)
         spark.stop()
     sides = {
         "landing": landed[1:],
         "its processor": busy[1:],
-        "the file alone": alone[1:],
+        "the files alone": alone[1:],
+        "their processor": alone_busy[1:],
         "union read": union[3:],
         "Spark's Parquet": parquet[3:],
+        "a Python source": python[3:],
     }
     size = _ROWS * _VALUE_BYTES / _MB
     lines = [

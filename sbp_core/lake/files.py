@@ -29,7 +29,8 @@ from sbp_core.lake.columns import TIMESTAMP
 from sbp_core.records import map_columns
 
 GROUP_BYTES: Final = 4 << 20
-"""Size of a row group in Arrow. Where a partition of Spark ends in a group, two tasks read it."""
+"""Size of a row group in Arrow: up to twice as much, or the rest of a file. Where a partition of
+Spark ends in a group, two tasks read it."""
 _SMALL: Final = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 _FIELD_ID: Final = b"PARQUET:field_id"
 _PARQUET: Final = FileFormat.PARQUET
@@ -117,7 +118,7 @@ class _DayFile:
         if not self._parts:
             return
         rows = pa.concat_tables([as_columns(each, self._schema) for each in self._parts])
-        step = max(1, rows.num_rows * GROUP_BYTES // max(1, self._bytes))
+        step = -(-rows.num_rows // max(1, self._bytes // GROUP_BYTES))
         for start in range(0, rows.num_rows, step):
             self._writer.write(rows.slice(start, step))
         self._parts, self._bytes = [], 0

@@ -68,7 +68,7 @@ class _Group(NamedTuple):
 class _File(NamedTuple):
     """A file whose footer has been read: it is not read again for each part."""
 
-    fragment: ds.ParquetFileFragment
+    footer: pq.FileMetaData
     groups: list[_Group]
 
 
@@ -130,7 +130,9 @@ class TableHistory:
             if is_outside or file.newest_us < time_us:
                 continue
             condition = _between(start, end) & (pc.field(TIMESTAMP) >= time)
-            rows = self._scan(file.path, condition, [OFFSET])
+            filesystem, location = file_system(self._io, file.path)
+            fragment = ds.ParquetFileFormat().make_fragment(location, filesystem)
+            rows = fragment.to_table(columns=[OFFSET], filter=condition)
             if rows.num_rows:
                 first = pc.min(rows[OFFSET]).as_py()
                 found = first if found is None else min(found, first)
@@ -148,9 +150,9 @@ class TableHistory:
         for each in groups:
             by_path[each.path].append(each.number)
         is_whole = all(start <= each.start and each.end <= last for each in groups)
-        within = None if is_whole else _between(start, last)
-        tables = (self._scan(path, within, names, at) for path, at in by_path.items())
-        rows = pa.concat_tables(tables)
+        rows = pa.concat_tables(self._scan(path, names, at) for path, at in by_path.items())
+        if not is_whole:
+            rows = rows.filter(_between(start, last))
         offsets = rows[OFFSET].to_numpy()
         if (np.diff(offsets) < 0).any():
             rows = rows.sort_by(OFFSET)
@@ -183,26 +185,21 @@ class TableHistory:
         if path not in self._opened:
             if len(self._opened) >= _FOOTERS_KEPT:
                 self._opened.clear()
-            filesystem, location = file_system(self._io, path)
-            fragment = ds.ParquetFileFormat().make_fragment(location, filesystem)
-            footer = fragment.metadata
+            with self._file(path) as file:
+                footer = file.metadata
             numbers = range(footer.num_row_groups)
             groups = [_group(path, each, footer.row_group(each)) for each in numbers]
-            self._opened[path] = _File(fragment, groups)
+            self._opened[path] = _File(footer, groups)
         return self._opened[path]
 
-    def _scan(
-        self,
-        path: str,
-        condition: pc.Expression | None,
-        names: Sequence[str],
-        row_groups: Sequence[int] | None = None,
-    ) -> pa.Table:
-        fragment = self._open(path).fragment
-        if row_groups is not None:
-            fragment = fragment.subset(row_group_ids=row_groups)
-        there = [each for each in fragment.physical_schema.names if each in names]
-        rows = fragment.to_table(columns=there, filter=condition)
+    def _file(self, path: str, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
+        filesystem, location = file_system(self._io, path)
+        return pq.ParquetFile(location, metadata=footer, pre_buffer=True, filesystem=filesystem)
+
+    def _scan(self, path: str, names: Sequence[str], row_groups: Sequence[int]) -> pa.Table:
+        with self._file(path, self._open(path).footer) as file:
+            there = [each for each in file.schema_arrow.names if each in names]
+            rows = file.read_row_groups(row_groups, there, use_threads=False)
         schema = PLAIN if self._schema is None else table_schema(self._schema.arrow)
         return as_columns(rows, pa.schema([each for each in schema if each.name in names]))
 

@@ -45,14 +45,15 @@ from sbp_core.lake.files import DataFiles, delete_unreferenced, read_file
 _START: Final = "sbp.start-offset"
 _END: Final = "sbp.end-offset"
 _GAPS: Final = "sbp.gaps"
+DICTIONARY_BYTES: Final = 1 << 16
+"""Size up to which values are hashed for a dictionary, even if none repeats. Beside a row group of
+4 MiB it is as large as Parquet's default beside one of 128 MiB."""
 _NO_RETRIES: Final = {"commit.retry.num-retries": "0"}
 _PROPERTIES: Final = {
     **_NO_RETRIES,
     "commit.manifest-merge.enabled": "true",
     "write.parquet.compression-codec": "zstd",
-    # Beside a row group of 4 MiB as large as Parquet's default beside one of 128 MiB. Values that
-    # hardly repeat are hashed up to here.
-    "write.parquet.dict-size-bytes": str(1 << 16),
+    "write.parquet.dict-size-bytes": str(DICTIONARY_BYTES),
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
