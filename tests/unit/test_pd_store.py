@@ -225,3 +225,47 @@ def test_the_page_cache_of_an_earlier_process_is_not_trusted(tmp_path, monkeypat
     ]
     assert [stream.name for stream in again.streams_after(-1, 10)] == ["name"]
     home.close()
+
+
+def test_what_concerns_one_stream_takes_the_same_steps_among_many(tmp_path):
+    store = open_store(tmp_path)
+    (first,) = create(store, "first")
+    few = [*steps_about(store, first)]
+    create(store, *(f"stream-{number}" for number in range(2_000)))
+    (last,) = create(store, "last")
+    many = [*steps_about(store, last)]
+    store.close()
+    assert {
+        name: after
+        for (name, before), (_, after) in zip(few, many, strict=True)
+        if after > 2 * before + 20
+    } == {}
+
+
+def steps_about(store, stream_id):
+    """Yield names of calls, and how many hundreds of steps of its machine SQLite needs for each."""
+    calls = {
+        "its ranges": lambda: ranges(store, stream_id=stream_id),
+        "its ranges on a server": lambda: ranges(store, stream_id=stream_id, server_id=1),
+        "ranges of some": lambda: store.ranges_of([stream_id], 10),
+        "its first range": lambda: store.maybe_first_range(stream_id),
+        "its last range": lambda: store.maybe_last_range(stream_id),
+        "the range of an offset": lambda: store.maybe_range_at(stream_id, 0),
+        "its range count": lambda: store.range_count(stream_id),
+        "writers": lambda: store.writers_before(stream_id, 0),
+        "the stream": lambda: store.maybe_stream(stream_id),
+        "by name": lambda: store.streams_by_name(["stream-7", "nothing"]),
+        "a property": lambda: store.properties.of_stream(stream_id),
+        "newest schema": lambda: store.schemas.maybe_newest(stream_id),
+        "creation": lambda: create(store, f"new-{stream_id}"),
+        "trim": lambda: store.trim_streams([(stream_id, 0)]),
+        "seal": lambda: store.seal_ranges([SealedRange(stream_id, 0, 5)]),
+        "deletion": lambda: store.delete_streams([stream_id]),
+    }
+    connection = store.database._connection.connection.driver_connection
+    for name, call in calls.items():
+        steps = []
+        connection.set_progress_handler(lambda: steps.append(1), 10)
+        call()
+        connection.set_progress_handler(None, 0)
+        yield name, len(steps)

@@ -77,13 +77,20 @@ def _ranges_after(table: Table, *which: ColumnElement[bool]) -> Select[Any]:
     )
 
 
+def _ranges_of_stream(table: Table, *which: ColumnElement[bool]) -> Select[Any]:
+    """The same for one stream: a pair that is compared hides from SQLite which index is best."""
+    key = (table.c.stream_id, table.c.range_index)
+    of_stream = table.c.stream_id == _STREAM_ID, table.c.range_index > _AFTER[1]
+    return _ranges_of(select(*key).where(*which, *of_stream).order_by(*key).limit(COUNT_MAX))
+
+
 _REPLICATED_SEALED: Final = _ranges_after(ranges, ranges.c.end_seq.is_not(None))
 _ON_SERVER: Final = replicas.c.server_id == bindparam("server_id")
 _RANGES_AFTER: Final = {
     (False, False): _ranges_after(ranges),
-    (True, False): _ranges_after(ranges, ranges.c.stream_id == _STREAM_ID),
+    (True, False): _ranges_of_stream(ranges),
     (False, True): _ranges_after(replicas, _ON_SERVER),
-    (True, True): _ranges_after(replicas, _ON_SERVER, replicas.c.stream_id == _STREAM_ID),
+    (True, True): _ranges_of_stream(replicas, _ON_SERVER),
 }
 """By (stream_id is given, server_id is given)."""
 _OF_STREAMS: Final = _ranges_of(
@@ -283,14 +290,13 @@ class RangeTables:
 
         `stream_id` and `server_id` restrict them, each where it is not None.
         """
-        return self._ranges(
-            _RANGES_AFTER[stream_id is not None, server_id is not None],
-            stream_id=stream_id,
-            server_id=server_id,
-            after_stream=after[0],
-            after_index=after[1],
-            count_max=count_max,
-        )
+        values = {"server_id": server_id, "after_index": after[1], "count_max": count_max}
+        if stream_id is None:
+            values["after_stream"] = after[0]
+        else:
+            values["stream_id"] = stream_id
+            values["after_index"] = after[1] if after[0] == stream_id else -1
+        return self._ranges(_RANGES_AFTER[stream_id is not None, server_id is not None], **values)
 
     def ranges_of(self, stream_ids: Sequence[int], count_max: int) -> dict[int, list[RangeRecord]]:
         """Return all ranges of streams, as far as `count_max` ranges go, by stream id.
