@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing, suppress
+from functools import partial
 
 import pytest
 from sqlalchemy import text
@@ -265,7 +266,7 @@ def steps_about(store, stream_id):
     connection = store.database._connection.connection.driver_connection
     for name, call in calls.items():
         steps = []
-        connection.set_progress_handler(lambda: steps.append(1), 10)
+        connection.set_progress_handler(partial(steps.append, 1), 10)
         call()
         connection.set_progress_handler(None, 0)
         yield name, len(steps)
