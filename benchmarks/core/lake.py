@@ -13,9 +13,11 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -23,6 +25,8 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -44,6 +48,15 @@ _BATCHES: Final = 390
 _ROWS: Final = _BATCHES * _BATCH_ROWS
 _ROUNDS: Final = 5
 _MB: Final = 1e6
+_SIDES: Final = (
+    "landing",
+    "landing (processor)",
+    "the files alone",
+    "the files alone (processor)",
+    "union read",
+    "Spark's Parquet",
+    "a Python source",
+)
 
 
 def _write(client: Client) -> StreamInfo:
@@ -124,15 +137,42 @@ async def _land(endpoint: str, warehouse: Path, stream: StreamInfo, name: str) -
             running.cancel()
 
 
+class _Times(defaultdict[str, list[float]]):
+    """Seconds by what was done, and of the processor by that and " (processor)"."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    def take(self, name: str, work: Callable[[], object]) -> None:
+        os.sync()
+        began, busy_s = time.perf_counter(), time.process_time()
+        work()
+        self[name].append(time.perf_counter() - began)
+        self[f"{name} (processor)"].append(time.process_time() - busy_s)
+
+
+def _write_alone(path: Path, files: Sequence[list[pa.Table]]) -> None:
+    for groups in files:
+        with pq.ParquetWriter(
+            *(path, groups[0].schema),
+            compression="zstd",
+            dictionary_pagesize_limit=DICTIONARY_BYTES,
+        ) as writer:
+            for group in groups:
+                writer.write(group)
+
+
+def _paths(table: Table) -> list[str]:
+    return [each.file.file_path for each in table.scan().plan_files()]
+
+
+def _read(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
 def measure(rounds: int) -> None:
     """Measure all in turn, and print a table."""
-    landed: list[float] = []
-    busy: list[float] = []
-    alone: list[float] = []
-    alone_busy: list[float] = []
-    python: list[float] = []
-    union: list[float] = []
-    parquet: list[float] = []
+    times = _Times()
     with new_folder() as folder, LocalCluster(folder) as cluster:
         warehouse = folder / "lake"
         catalog = open_catalog(None, str(warehouse))
@@ -140,61 +180,30 @@ def measure(rounds: int) -> None:
             stream = _write(client)
         for number in range(rounds + 1):
             name = "lake.values" if not number else f"lake.values{number}"
-            os.sync()
-            began, busy_s = time.perf_counter(), time.process_time()
-            asyncio.run(_land(cluster.endpoint, warehouse, stream, name))
-            landed.append(time.perf_counter() - began)
-            busy.append(time.process_time() - busy_s)
-            lake = catalog.load_table(name)
-            files = [each.file.file_path for each in lake.scan().plan_files()]
-            rows = [_groups(urlsplit(each).path) for each in files]
-            os.sync()
-            began, busy_s = time.perf_counter(), time.process_time()
-            for groups in rows:
-                with pq.ParquetWriter(
-                    *(folder / "alone.parquet", groups[0].schema),
-                    compression="zstd",
-                    dictionary_pagesize_limit=DICTIONARY_BYTES,
-                ) as writer:
-                    for group in groups:
-                        writer.write(group)
-            alone.append(time.perf_counter() - began)
-            alone_busy.append(time.process_time() - busy_s)
+            land = _land(cluster.endpoint, warehouse, stream, name)
+            times.take("landing", partial(asyncio.run, land))
+            files = [_groups(urlsplit(each).path) for each in _paths(catalog.load_table(name))]
+            times.take("the files alone", partial(_write_alone, folder / "alone.parquet", files))
         with Client(cluster.endpoint) as client:
             client.trim_streams({stream.stream_id: _ROWS})
         spark = start_spark(folder, tasks=2, memory="4g")
-        lake = catalog.load_table("lake.values")
-        paths = [each.file.file_path for each in lake.scan().plan_files()]
         spark.dataSource.register(PythonParquet)
+        paths = _paths(catalog.load_table("lake.values"))
         options = {"endpoint": cluster.endpoint, "streams": "values", "history": f"{warehouse}/"}
+        bare = spark.read.format(PythonParquet.name()).option("paths", ",".join(paths))
+        union = spark.read.format("sbp").options(**options)
         for _ in range(rounds + 3):
-            began = time.perf_counter()
-            spark.read.format("sbp").options(**options).load().write.format("noop").mode(
-                "overwrite"
-            ).save()
-            union.append(time.perf_counter() - began)
-            began = time.perf_counter()
-            spark.read.parquet(*paths).write.format("noop").mode("overwrite").save()
-            parquet.append(time.perf_counter() - began)
-            began = time.perf_counter()
-            bare = spark.read.format(PythonParquet.name()).option("paths", ",".join(paths))
-            bare.load().write.format("noop").mode("overwrite").save()
-            python.append(time.perf_counter() - began)
+            times.take("union read", lambda: _read(union.load()))
+            times.take("Spark's Parquet", lambda: _read(spark.read.parquet(*paths)))
+            times.take("a Python source", lambda: _read(bare.load()))
         spark.stop()
-    sides = {
-        "landing": landed[1:],
-        "its processor": busy[1:],
-        "the files alone": alone[1:],
-        "their processor": alone_busy[1:],
-        "union read": union[3:],
-        "Spark's Parquet": parquet[3:],
-        "a Python source": python[3:],
-    }
     size = _ROWS * _VALUE_BYTES / _MB
-    lines = [
-        (name, f"{median(each):.2f}", f"{size / median(each):,.0f}", f"{min(each):.2f}")
-        for name, each in sides.items()
-    ]
+    lines = []
+    for name in _SIDES:
+        found = times[name][-rounds:]
+        lines.append(
+            (name, f"{median(found):.2f}", f"{size / median(found):,.0f}", f"{min(found):.2f}")
+        )
     print(table(("side", "s", "MB/s", "least s"), lines, text_columns={0}))
 
 

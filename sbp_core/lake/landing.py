@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar, TypeVarTuple, Unpack
@@ -256,5 +257,7 @@ class Landing:
         working = asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
         try:
             return await asyncio.shield(working)
-        finally:
-            await asyncio.wait([working])  # what a thread has begun goes on when this is cancelled
+        except asyncio.CancelledError:
+            with suppress(Exception):
+                await working  # a thread ends what it has begun
+            raise
