@@ -68,7 +68,7 @@ catalog_options: Final = declaring(
     "--file-bytes",
     type=SIZE,
     default="128MiB",
-    help="Commit before that once the records take so much memory. [default: 128MiB]",
+    help="Commit earlier once the records have this size, uncompressed. [default: 128MiB]",
 )
 @click.option(
     "--keep",
