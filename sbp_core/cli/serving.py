@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -300,37 +300,45 @@ async def _serve_until(
 
     starting: asyncio.Task[Any] = asyncio.create_task(servers.start())
     ends: set[asyncio.Future[Any]] = {stopping, servers.failed}
-    await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        manager.stops()
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        await servers.stop()
+    async with stopped_at_end(servers):
+        await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            if not starting.done():
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+            else:
+                content, lines = service.describe(servers, starting.result())
+                if admin is not None:
+                    content["admin"] = admin
+                    lines.append(f"admin             {admin}")
+                tls_expiry.warn()
+                settle_garbage()
+                ready.write(content)
+                addresses = ", ".join(_addresses(content))
+                manager.serves(f"serving {addresses}")
+                _LOG.info("server serves addresses=%s", addresses)
+                announce([*lines, serving_line(settings.servers.data_dir)])
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            _LOG.info("server stops")
+            manager.stops()
+            ready.remove()
         if servers.failed.done():
             raise servers.failed.result()
-        return
+
+
+@contextlib.asynccontextmanager
+async def stopped_at_end(servers: Served) -> AsyncIterator[None]:
+    """Stop the servers behind the body. An error of the body is not hidden by one of the stop."""
     try:
-        content, lines = service.describe(servers, starting.result())
-        if admin is not None:
-            content["admin"] = admin
-            lines.append(f"admin             {admin}")
-        tls_expiry.warn()
-        settle_garbage()
-        ready.write(content)
-        addresses = ", ".join(_addresses(content))
-        manager.serves(f"serving {addresses}")
-        _LOG.info("server serves addresses=%s", addresses)
-        announce([*lines, serving_line(settings.servers.data_dir)])
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        _LOG.info("server stops")
-        manager.stops()
+        yield
+    except BaseException:
         try:
-            ready.remove()
-        finally:
             await servers.stop()
-    if servers.failed.done():
-        raise servers.failed.result()
+        except SbpError as error:
+            _LOG.error("server not stopped in order: %s", error)
+        raise
+    await servers.stop()
 
 
 def _addresses(content: Mapping[str, Any]) -> Iterator[str]:

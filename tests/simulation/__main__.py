@@ -36,7 +36,11 @@ def main() -> int:
     count = acknowledged = 0
     first, _, end = options.seeds.partition(":")
     for seed in range(int(first), int(end or int(first) + 1)):
-        report = run_seed(seed, Setup(options.replicas))
+        try:
+            report = run_seed(seed, Setup(options.replicas))
+        except BaseException:
+            print(f"seed {seed} ends with an error:", flush=True)
+            raise
         count += 1
         acknowledged += report.acknowledged
         if options.log:

@@ -141,7 +141,7 @@ class Machine:
         except SbpError as error:
             self._world.note(f"{self.name} does not start: {type(error).__name__}")
             self.refusals.append(str(error))
-            await server.stop()
+            await self._stop(server)
             self._end(process, is_power_lost=False)
             self.on_refused(error)
             return
@@ -153,8 +153,14 @@ class Machine:
         logging.getLogger(__name__).info("%s fails: %s", self.name, error)
         if self._server is server:
             self._server = None
-            await server.stop()
+            await self._stop(server)
             self._end(process, is_power_lost=False)
+
+    async def _stop(self, server: Any) -> None:
+        try:
+            await server.stop()
+        except LogWriteError as error:  # its disk is full, or has failed
+            self._world.note(f"{self.name} does not close its log: {error}")
 
     async def _in(self, process: Process, work: Callable[[], Awaitable[None]]) -> None:
         """Do something in a process, for as long as it lives."""

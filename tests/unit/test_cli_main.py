@@ -1,5 +1,6 @@
 """The command's own part: options, exit codes, one line for each error."""
 
+import asyncio
 import platform
 import shlex
 import subprocess
@@ -17,7 +18,8 @@ from sbp_core.cli import main as command
 from sbp_core.cli.commands import Command, CommandWithActions, Listed
 from sbp_core.cli.connect import parse_stream
 from sbp_core.cli.options import DURATION_MS, NUMBER, SIZE, client_options
-from sbp_core.errors import ConfigurationError, SbpError
+from sbp_core.cli.serving import stopped_at_end
+from sbp_core.errors import ConfigurationError, LogCorruptionError, LogWriteError, SbpError
 from sbp_core.pd.metadata.tables import SCHEMA_VERSION, SCHEMA_VERSION_BEFORE
 from sbp_core.quantities import show_duration, show_retention, show_size
 from sbp_core.segment_format import SEGMENT_VERSION
@@ -380,3 +382,20 @@ def test_an_id_has_63_bits():
     assert parse_stream(str(2**63 - 1)) == 2**63 - 1
     with pytest.raises(ConfigurationError):
         parse_stream(str(2**63))
+
+
+def test_why_a_server_failed_is_not_hidden_by_a_stop_that_fails_too(caplog):
+    class Full:
+        async def stop(self):
+            raise LogWriteError("no space")
+
+    async def serve(error=None):
+        async with stopped_at_end(Full()):
+            if error is not None:
+                raise error
+
+    with pytest.raises(LogCorruptionError):
+        asyncio.run(serve(LogCorruptionError("damaged")))
+    assert "no space" in caplog.text
+    with pytest.raises(LogWriteError):
+        asyncio.run(serve())
