@@ -71,3 +71,9 @@ def test_the_newest_release_is_everywhere():
     rows = re.findall(r"^\| ([\d.]+) \| \d", read("docs/reference/file-format.md"), re.MULTILINE)
     assert len(images) > 1
     assert {PROJECT["version"], *chart, *images, rows[-1]} == {newest}
+
+
+@pytest.mark.parametrize("test", run_versions.TESTS)
+def test_the_tests_of_the_versions_are_there(test):
+    path, _, name = test.partition("::")
+    assert f"def {name}" in read(path)
