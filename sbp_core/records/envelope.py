@@ -26,9 +26,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from sbp_core import limits
 from sbp_core.errors import DamagedBatchError, HeaderError, RecordBatchError
@@ -53,8 +54,7 @@ _DIGEST_BYTES: Final = 16
 _BODY_BYTES_DIGITS_MAX: Final = len(str(LARGEST.batch_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """The metadata of a record batch; `body`, a view, has the records, still encoded.
 
     `base_offset` is the offset of its first record, `length_bytes` the size of the whole batch,

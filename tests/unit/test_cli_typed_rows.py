@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from sbp_core.cli.file_schema import read_file_schema
 from sbp_core.errors import ConfigurationError, RecordBatchError

@@ -1,10 +1,10 @@
 """Batches of columns: the envelope names their schema, the body is one Arrow message."""
 
 import struct
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SchemaError

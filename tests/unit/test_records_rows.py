@@ -2,12 +2,11 @@
 
 import datetime as dt
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from msgspec.structs import replace as replace_in
+from msgspec.structs import replace
 
 from sbp_core import limits
 from sbp_core.errors import RecordBatchError
@@ -73,7 +72,7 @@ def make_message(message, buffers, *, continuation=0xFFFFFFFF):
 def forged(compression="none", *, header=(), **changes):
     """A batch whose Arrow metadata contradicts its buffers."""
     message, buffers = message_parts(decode_envelope(encoded(compression=compression)).body)
-    changed = replace_in(message, header=replace_in(message.header, **dict(header)), **changes)
+    changed = replace(message, header=replace(message.header, **dict(header)), **changes)
     return wrap(make_message(changed, buffers))
 
 
@@ -186,8 +185,8 @@ def test_a_bomb_of_many_parts_is_summed(compression):
     message, buffers = message_parts(decode_envelope(encoded(zeros, compression)).body)
     offset = next(o for o, _ in message.header.buffers if buffers[o : o + 8] == zeros_size())
     large = next(buffer for buffer in message.header.buffers if buffer[0] == offset)
-    header = replace_in(message.header, buffers=(large,) * 17)
-    body = make_message(replace_in(message, header=header), buffers)
+    header = replace(message.header, buffers=(large,) * 17)
+    body = make_message(replace(message, header=header), buffers)
     with pytest.raises(RecordBatchError, match="declares 71303168 bytes of decoded data"):
         decode_batch(wrap(body, record_count=1))
 
@@ -226,18 +225,18 @@ def test_a_compressed_buffer_may_be_stored_raw():
         layout.append((len(raw), length + 8 if length else 0))
         raw += struct.pack("<q", -1) + buffers[offset : offset + length] if length else b""
         raw += bytes(-len(raw) % 8)
-    header = replace_in(message.header, buffers=tuple(layout), compression=BodyCompression(1, 0))
-    body = make_message(replace_in(message, header=header, body_length=len(raw)), raw)
+    header = replace(message.header, buffers=tuple(layout), compression=BodyCompression(1, 0))
+    body = make_message(replace(message, header=header, body_length=len(raw)), raw)
     assert decode_batch(wrap(body)).to_pylist() == ROWS
 
 
 def test_raw_buffers_count_with_what_they_hold():
     message, _ = message_parts(decode_envelope(encoded()).body)
     raw = struct.pack("<q", -1) + bytes(4 * limits.MIB)
-    header = replace_in(
+    header = replace(
         message.header, buffers=((0, len(raw)),) * 17, compression=BodyCompression(0, 0)
     )
-    body = make_message(replace_in(message, header=header, body_length=len(raw)), raw)
+    body = make_message(replace(message, header=header, body_length=len(raw)), raw)
     with pytest.raises(RecordBatchError, match="declares 71303168 bytes of decoded data"):
         decode_batch(wrap(body))
 
