@@ -297,6 +297,8 @@ def _batches(rows: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield rows
     elif is_pandas(rows):
         yield from pa.Table.from_pandas(rows, preserve_index=False).to_batches()
+    elif isinstance(rows, pa.Table):  # before version 23 its stream of a string_view is broken
+        yield from rows.to_batches()
     elif hasattr(rows, "__arrow_c_stream__"):
         yield from pa.RecordBatchReader.from_stream(rows)
     else:
@@ -306,7 +308,11 @@ def _batches(rows: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
 def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield batches of about CUT_BYTES: to encode one of them takes some ms."""
     for batch in batches:
-        pieces = batch.nbytes // defaults.CUT_BYTES + 1
+        try:
+            size_bytes = batch.nbytes
+        except pa.ArrowTypeError:  # PyArrow measures no string_view before version 23
+            size_bytes = batch.get_total_buffer_size()
+        pieces = size_bytes // defaults.CUT_BYTES + 1
         count = max(1, -(-batch.num_rows // pieces))
         for start in range(0, batch.num_rows, count):
             yield batch.slice(start, count)
