@@ -2,13 +2,13 @@
 
 import pickle
 import struct
-from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sbp_core.errors import DamagedBatchError
 from sbp_core.records import (
