@@ -7,11 +7,11 @@ mapped onto a schema that has grown, measured, taken from, and encoded again.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records import (
