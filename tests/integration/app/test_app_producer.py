@@ -307,8 +307,9 @@ def test_a_frame_whose_values_would_change_is_refused(sbp, request):
         pytest.raises(SchemaError, match=r"column at: .* would lose data"),
     ):
         producer.send_many(frame)
+    late = pd.to_timedelta([1], unit="s").astype("timedelta64[ns]")
     with pytest.raises(SchemaError, match="column late has type duration"):
-        sbp.create_stream("late", schema=pd.DataFrame({"late": pd.to_timedelta([1], unit="s")}))
+        sbp.create_stream("late", schema=pd.DataFrame({"late": late}))
     with pytest.raises(TypeError, match="pass a schema or table of Arrow"):
         sbp.create_stream("late", schema={"a": "int"})
 
