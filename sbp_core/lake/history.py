@@ -275,7 +275,7 @@ class TableHistory:
             base_timestamp_ms=int(time_us) // 1000,
             encoding=ROWS_ENCODING if schema is None else COLUMNS_ENCODING,
             body=memoryview(b""),
-            length_bytes=rows.nbytes,
+            length_bytes=max(1, rows.nbytes),
             schema_fingerprint=None if schema is None else schema.fingerprint,
             timestamp_column=timestamp_column,
             rows=rows,

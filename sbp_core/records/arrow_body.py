@@ -72,10 +72,11 @@ def decode_body(
     columns are views of the envelope's body, unless that is not aligned to 8 bytes: then it is
     copied once. Raises DamagedBatchError.
     """
+    wanted = [index for index, name in enumerate(schema.names) if name in (names or ())]
     try:
-        size = check_record_batch_message(envelope.body, record_count=envelope.record_count)
-        wanted = [index for index, name in enumerate(schema.names) if name in (names or ())]
-        if size.is_compressed and wanted:
+        if envelope.rows is not None:
+            batch = envelope.rows if names is None else envelope.rows.select(wanted)
+        elif _is_compressed(envelope) and wanted:
             batch = _decompress_some(envelope.body, schema_message, wanted)
         else:
             batch = pa.ipc.read_record_batch(_aligned_buffer(envelope.body), schema)
@@ -84,6 +85,12 @@ def decode_body(
     except (RecordBatchError, pa.ArrowException, OSError) as error:
         raise envelope.damage(error) from error
     return batch
+
+
+def _is_compressed(envelope: Envelope) -> bool:
+    """Check the message of a body, and return whether it is compressed. Raises RecordBatchError."""
+    size = check_record_batch_message(envelope.body, record_count=envelope.record_count)
+    return size.is_compressed
 
 
 def decode_joined(

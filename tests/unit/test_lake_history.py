@@ -9,7 +9,12 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from test_lake_table import NESTED, STREAM, append, open_table, plain, typed
 
-from sbp_core.errors import ConfigurationError, OffsetOutOfRangeError
+from sbp_core.errors import (
+    ConfigurationError,
+    DamagedBatchError,
+    OffsetOutOfRangeError,
+    RecordBatchError,
+)
 from sbp_core.lake.columns import PLAIN, rows_of, table_schema
 from sbp_core.lake.history import TableHistory, Wanted
 from sbp_core.records import (
@@ -96,6 +101,19 @@ def test_plain_records_come_with_their_own_times(catalog):
     rows = decode_batch(envelope)
     assert rows["value"].to_pylist() == [b"a", None, b"c"]
     assert rows["timestamp"].cast(pa.int64()).to_pylist() == [0, 1_000_000, 2_000_000]
+
+
+def test_rows_of_a_table_are_checked_as_those_of_the_log_are(catalog):
+    nullable, required = (pa.schema([pa.field("id", pa.int64(), each)]) for each in (True, False))
+    table = open_table(catalog, table_schema(nullable))
+    append(table, typed([{"id": 1}, {"id": None}], 0, nullable), columns=nullable)
+    first, second = read(TableHistory(table, 7, StreamSchema(nullable)))
+    assert decode_columns(second, StreamSchema(nullable), ["id"])["id"].to_pylist() == [None]
+    with pytest.raises(RecordBatchError, match="columns"):
+        decode_batch(first)
+    _, second = read(TableHistory(table, 7, StreamSchema(required)))
+    with pytest.raises(DamagedBatchError, match="id"):
+        decode_columns(second, StreamSchema(required))
 
 
 def test_unwanted_columns_and_groups_are_not_read(catalog):

@@ -104,4 +104,4 @@ def decode_batch(envelope: Envelope) -> pa.RecordBatch:
     compressed, record sequences one by one. Raises DamagedBatchError when the batch is damaged or
     in an encoding that this version cannot read, and RecordBatchError when it has columns.
     """
-    return encoding_of(envelope).decode(envelope) if envelope.rows is None else envelope.rows
+    return encoding_of(envelope).decode(envelope)

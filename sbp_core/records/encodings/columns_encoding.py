@@ -120,9 +120,6 @@ def decode_columns(
     if envelope.is_skipped:
         kept = [each for each in schema.arrow if names is None or each.name in names]
         return pa.RecordBatch.from_pylist([], schema=pa.schema(kept))
-    if envelope.rows is not None:
-        rows = envelope.rows
-        return rows if names is None else rows.select([n for n in schema.arrow.names if n in names])
     batch = decode_body(envelope, schema.arrow, names, schema_message=schema.encode())
     try:
         check_required(batch)
