@@ -303,10 +303,7 @@ async def _serve_until(
     async with stopped_at_end(servers):
         await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
         try:
-            if not starting.done():
-                starting.cancel()
-                await asyncio.gather(starting, return_exceptions=True)
-            else:
+            if starting.done():
                 content, lines = service.describe(servers, starting.result())
                 if admin is not None:
                     content["admin"] = admin
@@ -322,6 +319,8 @@ async def _serve_until(
         finally:
             _LOG.info("server stops")
             manager.stops()
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
             ready.remove()
         if servers.failed.done():
             raise servers.failed.result()
