@@ -117,8 +117,9 @@ def lake(
     sets it, and so does the first --lake-table whose pattern matches. The table has the columns of
     the stream, or _key, value and _headers, and the _offset and _timestamp of each record.
     """
-    if not interval or file_bytes < 1 << 16:
-        raise ConfigurationError("--interval is 1s at least, and --file-bytes 64KiB")
+    # A file that is older than three days, and not committed, may be removed as left over.
+    if not 1_000 <= interval <= 86_400_000 or file_bytes < 1 << 16:
+        raise ConfigurationError("--interval is 1s to 1d, and --file-bytes 64KiB at least")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("pyiceberg").setLevel(logging.ERROR)
     ready = ReadyFile(None if ready_file is None else Path(ready_file))

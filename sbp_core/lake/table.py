@@ -223,7 +223,10 @@ class LakeTable:
             with changes.update_schema() as update:
                 update.union_by_name(columns)
         except ValidationError as error:
-            raise SchemaError(f"table {self.name} cannot get the columns: {error}") from error
+            raise SchemaError(
+                f"table {self.name} cannot have the columns of the stream: {error}. Name another"
+                " table"
+            ) from error
         if expected_offset is not None and start_offset > expected_offset:
             gaps = [*self._gaps(), (expected_offset, start_offset)]
             changes.set_properties({_GAPS: json.dumps(gaps)})

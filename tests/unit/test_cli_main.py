@@ -399,3 +399,9 @@ def test_why_a_server_failed_is_not_hidden_by_a_stop_that_fails_too(caplog):
     assert "no space" in caplog.text
     with pytest.raises(LogWriteError):
         asyncio.run(serve())
+
+
+@pytest.mark.parametrize("words", [["--interval", "2d"], ["--file-bytes", "1KiB"]])
+def test_bounds_of_the_lake_are_told(words, capsys):
+    assert command.main(["lake", *words]) == 2
+    assert "--interval is 1s to 1d" in capsys.readouterr().err
