@@ -1,9 +1,9 @@
 """`python -m benchmarks.core.scale`: what a stream, a range and a query cost each server.
 
-A placement driver and a range server, an `sbp` command each on this machine. Streams are created,
-and each gets one small record, up to each of the counts in turn. The costs are differences between
-the first count and the last, so what a server takes without streams does not count.
-docs/explanation/scale.md multiplies them to a large cluster.
+A placement driver and a range server, an `sbp` command each on this machine. Streams are created up
+to the first count, and then to the second, and each gets two small records. Processor time is that
+of the streams that were added; memory and disk are the differences between the counts.
+docs/explanation/scale.md multiplies the costs to a large cluster.
 """
 
 from __future__ import annotations

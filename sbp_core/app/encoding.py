@@ -297,7 +297,7 @@ def _batches(rows: Any, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield rows
     elif is_pandas(rows):
         yield from pa.Table.from_pandas(rows, preserve_index=False).to_batches()
-    elif isinstance(rows, pa.Table):  # before version 23 its stream of a string_view is broken
+    elif isinstance(rows, pa.Table):  # PyArrow before 23 breaks the stream of a string_view
         yield from rows.to_batches()
     elif hasattr(rows, "__arrow_c_stream__"):
         yield from pa.RecordBatchReader.from_stream(rows)

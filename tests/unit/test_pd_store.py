@@ -244,7 +244,7 @@ def test_what_concerns_one_stream_takes_the_same_steps_among_many(tmp_path):
 
 
 def steps_about(store, stream_id):
-    """Yield names of calls, and how many hundreds of steps of its machine SQLite needs for each."""
+    """Yield names of calls, and how many tens of instructions SQLite executes for each."""
     calls = {
         "its ranges": lambda: ranges(store, stream_id=stream_id),
         "its ranges on a server": lambda: ranges(store, stream_id=stream_id, server_id=1),
