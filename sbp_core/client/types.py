@@ -12,7 +12,8 @@ import msgspec
 
 from sbp_core import limits
 from sbp_core.errors import ConfigurationError, SbpError
-from sbp_core.records.envelope import Envelope, split_envelopes
+from sbp_core.records.envelope import Envelope
+from sbp_core.records.splitting import split_envelopes
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.wire.headers import BatchFilter, Projection
 

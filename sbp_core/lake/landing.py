@@ -30,7 +30,7 @@ from sbp_core.lake.columns import PLAIN, rows_of, table_schema
 from sbp_core.lake.table import LakeConflictError, LakeTable, PendingAppend, TableState
 from sbp_core.quantities import quoted
 from sbp_core.records import Envelope, StreamSchema
-from sbp_core.records.envelope import split_envelopes
+from sbp_core.records.splitting import split_envelopes
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

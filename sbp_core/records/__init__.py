@@ -24,7 +24,6 @@ from sbp_core.records.envelope import (
     digest_batch,
     encode_envelope,
     peek_batch,
-    split_envelopes,
     with_base_offset,
     write_base_offset,
 )
@@ -43,6 +42,7 @@ from sbp_core.records.projection import KeptColumns, Projection, maybe_kept_colu
 from sbp_core.records.skipping import BatchFilter, batch_filter, check_filters
 from sbp_core.records.slicing import slice_plain
 from sbp_core.records.small_batches import Run, decode_batches, maybe_columns_together, small_runs
+from sbp_core.records.splitting import split_envelopes
 from sbp_core.records.statistics import (
     ColumnBounds,
     encode_statistics,

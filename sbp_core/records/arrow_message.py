@@ -107,6 +107,9 @@ _VARYING: Final = ("header.length", "header.nodes", "header.buffers", "body_leng
 """The contents in which messages of one schema differ."""
 
 
+Ints = npt.NDArray[np.int64]
+
+
 class Outline(NamedTuple):
     """The columns as a message declares them, unchecked; `nodes`, `buffers` are pairs of i64."""
 
@@ -212,27 +215,83 @@ def encode_metadata(outline: Outline) -> bytes:
     return _PREFIX.pack(_CONTINUATION, len(encoded)) + encoded
 
 
-def are_sound(outlines: Sequence[Outline]) -> bool:
-    """Whether all of these uncompressed messages pass `check_outline`, if each is a small one.
+class Outlines:
+    """Outlines of uncompressed messages that have as many columns, as arrays.
 
-    Messages whose buffers overlap are not sound: they decode to more bytes than they have.
+    `nodes` and `buffers` are n messages x columns or buffers x 2.
     """
-    nodes = _pairs([each.nodes for each in outlines])
-    buffers = _pairs([each.buffers for each in outlines])
-    counts = [len(each.buffers) // _PAIR.size for each in outlines]
-    ends = np.repeat([each.buffers_bytes for each in outlines], counts)
-    lengths, null_counts = nodes.T
-    offsets, sizes = buffers.T
-    return bool(
-        np.all((null_counts >= 0) & (null_counts <= lengths))
-        and np.all((offsets >= 0) & (sizes >= 0) & (sizes <= ends) & (offsets <= ends - sizes))
-        and not np.any(offsets % BUFFER_ALIGNMENT_BYTES)
-        and sizes.sum() <= sum([each.buffers_bytes for each in outlines])
-    )
+
+    def __init__(
+        self, row_counts: Ints, nodes: Ints, buffers: Ints, starts: Ints, sizes: Ints
+    ) -> None:
+        self.row_counts = row_counts
+        self.nodes = nodes
+        self.buffers = buffers
+        self.buffers_starts = starts
+        self.buffers_bytes = sizes
+
+    @classmethod
+    def of(cls, outlines: Sequence[Outline]) -> Outlines:
+        """Return some outlines as arrays; they have as many nodes, and as many buffers."""
+        count = len(outlines)
+        numbers = [(each.row_count, each.buffers_start, each.buffers_bytes) for each in outlines]
+        row_counts, starts, sizes = np.array(numbers, np.int64).reshape(count, 3).T
+        nodes, buffers = (
+            np.frombuffer(b"".join(parts), "<i8").reshape(count, -1, 2)
+            for parts in ([each.nodes for each in outlines], [each.buffers for each in outlines])
+        )
+        return cls(row_counts, nodes, buffers, starts, sizes)
+
+    def between(self, start: int, end: int) -> Outlines:
+        """Return the outlines of some of the messages."""
+        part = slice(start, end)
+        return Outlines(
+            self.row_counts[part],
+            self.nodes[part],
+            self.buffers[part],
+            self.buffers_starts[part],
+            self.buffers_bytes[part],
+        )
+
+    def are_sound(self) -> bool:
+        """Whether all messages pass `check_outline`, if each is a small one.
+
+        Messages whose buffers overlap are not sound: they decode to more bytes than they have.
+        """
+        lengths, null_counts = self.nodes[..., 0], self.nodes[..., 1]
+        offsets, sizes = self.buffers[..., 0], self.buffers[..., 1]
+        ends = self.buffers_bytes[:, np.newaxis]
+        return bool(
+            np.all((null_counts >= 0) & (null_counts <= lengths))
+            and np.all((offsets >= 0) & (sizes >= 0) & (sizes <= ends) & (offsets <= ends - sizes))
+            and not np.any(offsets % BUFFER_ALIGNMENT_BYTES)
+            and sizes.sum() <= self.buffers_bytes.sum()
+        )
 
 
-def _pairs(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    return np.frombuffer(b"".join(parts), "<i8").reshape(-1, 2)
+def maybe_outlines(
+    bodies: Sequence[memoryview], first: Outline, record_counts: Ints
+) -> Outlines | None:
+    """Return the outlines that `read_outline` would return of uncompressed messages.
+
+    `first` is the outline of the first message. Return None if any other is laid out differently,
+    or is not of as many records.
+    """
+    start, count = first.buffers_start, len(bodies)
+    template = MESSAGE_SCHEMA.maybe_excerpt(Message, start - PREFIX_BYTES)
+    fronts = np.frombuffer(b"".join([body[:start] for body in bodies]), np.uint8)
+    if template is None or first.compression is not None or fronts.size != count * start:
+        return None
+    fronts = fronts.reshape(count, start)
+    rows, prefixes = fronts[:, PREFIX_BYTES:], fronts[:, :PREFIX_BYTES]
+    if (prefixes != prefixes[0]).any() or template.fitting_count(rows) != count:
+        return None
+    _, lengths, nodes, buffers, body_lengths = template.columns(rows)
+    sizes = np.fromiter(map(len, bodies), np.int64, count) - start
+    if not (np.array_equal(lengths, record_counts) and np.array_equal(body_lengths, sizes)):
+        return None
+    nodes, buffers = (each.view("<i8").reshape(count, -1, 2) for each in (nodes, buffers))
+    return Outlines(lengths, nodes, buffers, np.full(count, start), sizes)
 
 
 def find_buffers(

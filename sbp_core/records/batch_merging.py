@@ -52,18 +52,23 @@ def merge_batches(
     None in its place if these stay as they are. No batch is read behind the first that does not
     belong to those before it. `batches` are whole and adjacent, one of them at least.
     """
-    run, last = Run(), None
+    parts: list[_Part] = []
+    row_count = decoded_bytes = 0
     for batch in batches:
         part = _maybe_part(batch)
-        if part is None or (last is not None and not _belongs(run, last, part, records_max)):
+        if part is None or (parts and not _belongs(parts[-1], part)):
             break
-        run.add(part.envelope, part.small)
-        last = part
-        if run.decoded_bytes >= MERGED_BYTES:
+        row_count += part.envelope.record_count
+        if row_count > records_max and parts:
             break
-    if last is None or len(run.envelopes) == 1:
+        parts.append(part)
+        decoded_bytes += part.small.decoded_bytes
+        if decoded_bytes >= MERGED_BYTES:
+            break
+    if len(parts) < 2:
         return 1, None
-    return len(run.envelopes), _maybe_merged(run, last.compression)
+    run = Run.of([each.envelope for each in parts], [each.small for each in parts])
+    return len(parts), _maybe_merged(run, parts[0].compression)
 
 
 def _maybe_part(batch: Buffer) -> _Part | None:
@@ -94,12 +99,13 @@ def _head(envelope: Envelope) -> bytes:
     return encode_head(meta, envelope.base_offset)
 
 
-def _belongs(run: Run, last: _Part, part: _Part, records_max: int) -> bool:
+def _belongs(last: _Part, part: _Part) -> bool:
+    """Whether a batch may be merged with the batch before it."""
     before, envelope = last.envelope, part.envelope
     return (
         part.compression == last.compression
+        and part.small.shape == last.small.shape
         and (envelope.stream_id, envelope.base_offset) == (before.stream_id, before.end_offset)
-        and run.row_count + envelope.record_count <= records_max
     )
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sbp_core import limits
 from sbp_core.wire._generated import LAYOUTS, KeyValue, RecordBatchMeta
-from sbp_core.wire.flat import Schema
+from sbp_core.wire.flat import Bytes2D, Schema, Template
 
 _ENCODING: Final = "encoding"
 _BODY_BYTES: Final = "body_bytes"
@@ -100,6 +100,37 @@ def _encode(meta: BatchMeta) -> bytes:
             properties=tuple(KeyValue(*item) for item in properties.items() if item[1] is not None),
         )
     )
+
+
+class MetaTemplate:
+    """Metadata of one size and layout, of many batches at once.
+
+    `places` is like a BatchMeta that has, for each field, the slice of the metadata with the value,
+    or 0 or None for a field that is not there.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self.places = self._picked(template.places())
+
+    def fitting_count(self, rows: Bytes2D) -> int:
+        """Return how many of the first rows are such metadata."""
+        return self._template.fitting_count(rows)
+
+    def columns(self, rows: Bytes2D) -> Any:
+        """Return a BatchMeta of rows that all fit: a column for each value; texts are bytes."""
+        return self._picked(self._template.columns(rows))
+
+    @staticmethod
+    def _picked(found: tuple[Any, ...]) -> Any:
+        pick = found[0]
+        return BatchMeta(*pick((*found, 0, None)))
+
+
+def maybe_meta_template(size_bytes: int) -> MetaTemplate | None:
+    """Return the template of metadata of this size, if some were read before."""
+    template = _SCHEMA.maybe_excerpt(RecordBatchMeta, size_bytes)
+    return None if template is None else MetaTemplate(template)
 
 
 def read_meta(encoded: bytes, schema: Schema = _SCHEMA) -> BatchMeta:

@@ -174,19 +174,6 @@ def decode_envelope(data: Buffer, position: int = 0) -> Envelope:
     return envelope
 
 
-def split_envelopes(payload: Buffer) -> Iterator[Envelope]:
-    """Yield the record batches that stand back to back in a payload, in their order.
-
-    SPEC "FETCH". Raises RecordBatchError at the first batch that cannot be read.
-    """
-    view = memoryview(payload).cast("B")
-    position = 0
-    while position < len(view):
-        envelope = decode_envelope(view, position)
-        yield envelope
-        position += envelope.length_bytes
-
-
 def peek_batch(data: Buffer, bytes_max: int = LARGEST.batch_bytes) -> Envelope:
     """Check `data` as exactly one record batch, as a server does that stores it unread.
 

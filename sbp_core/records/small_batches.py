@@ -17,31 +17,34 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from numpy.lib.stride_tricks import sliding_window_view
 
-from sbp_core import limits
 from sbp_core.errors import RecordBatchError, SchemaError
 from sbp_core.records.arrow_body import decode_joined, maybe_buffer_count
 from sbp_core.records.arrow_message import (
     BUFFER_ALIGNMENT_BYTES,
+    Ints,
     Outline,
-    are_sound,
+    Outlines,
     check_outline,
+    maybe_outlines,
     read_outline,
 )
 from sbp_core.records.encodings import decode_batch, encoding_of
 from sbp_core.records.encodings.rows_encoding import ROWS_SCHEMA
 from sbp_core.records.envelope import Envelope
+from sbp_core.records.splitting import ALIKE_MIN, SMALL_BYTES
 from sbp_core.records.stream_schema import StreamSchema, check_required
 
-_SMALL_BYTES: Final = 32 * limits.KIB
+_AT_ONCE: Final = 1_000
 _ROWS_MESSAGE: Final = bytes(ROWS_SCHEMA.serialize())
-
-_Ints = npt.NDArray[np.int64]
 
 _OFFSET: Final = np.dtype("<i4")
 _BITS: Final = 8
@@ -53,28 +56,33 @@ class Small(NamedTuple):
     decoded_bytes: int
     unchecked: Outline | None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The bytes of nodes and of buffers in its outline; messages of a run have as many."""
+        outline = self.unchecked
+        return (0, 0) if outline is None else (len(outline.nodes), len(outline.buffers))
 
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """Small batches in one encoding and schema; or a single one of any kind."""
+    """Small batches in one encoding and schema; or a single one of any kind.
 
-    def __init__(self) -> None:
-        self.envelopes: list[Envelope] = []
-        self.row_count = 0
-        self.decoded_bytes = 0
-        self._unchecked: list[Outline] = []
+    `outlines` are there if the messages are uncompressed, and unchecked.
+    """
 
-    def takes(self, envelope: Envelope) -> bool:
-        """Whether a small batch may be added."""
-        return not self.envelopes or _kind(self.envelopes[0]) == _kind(envelope)
+    envelopes: Sequence[Envelope]
+    outlines: Outlines | None = None
 
-    def add(self, envelope: Envelope, small: Small | None) -> None:
-        """Add a batch."""
-        self.envelopes.append(envelope)
-        self.row_count += envelope.record_count
-        if small is not None:
-            self.decoded_bytes += small.decoded_bytes
-            if small.unchecked is not None:
-                self._unchecked.append(small.unchecked)
+    @classmethod
+    def of(cls, envelopes: Sequence[Envelope], smalls: Sequence[Small]) -> Run:
+        """Return a run of batches of one shape."""
+        unchecked = [each.unchecked for each in smalls if each.unchecked is not None]
+        return cls(envelopes, Outlines.of(unchecked) if unchecked else None)
+
+    def between(self, start: int, end: int) -> Run:
+        """Return some of its batches."""
+        outlines = self.outlines and self.outlines.between(start, end)
+        return Run(self.envelopes[start:end], outlines)
 
     def maybe_joined(
         self, schema: pa.Schema, schema_message: bytes, wanted: Sequence[int] | None = None
@@ -84,12 +92,13 @@ class Run:
         The batches have `schema`; `schema_message` encodes it as at the begin of an Arrow stream.
         If `wanted` is given, only the columns at these indexes are decoded and validated.
         """
-        if len(self.envelopes) == 1 or not are_sound(self._unchecked):
+        outlines = self.outlines
+        if len(self.envelopes) == 1 or not (outlines is None or outlines.are_sound()):
             return None
         bodies = [each.body for each in self.envelopes]
         with contextlib.suppress(pa.ArrowException, OSError):
-            if len(self._unchecked) == len(bodies):
-                gathered = maybe_join_columns(bodies, self._unchecked, schema, wanted)
+            if outlines is not None:
+                gathered = maybe_join_columns(bodies, outlines, schema, wanted)
                 if gathered is not None:
                     return gathered
             return decode_joined(bodies, schema_message, wanted)
@@ -104,18 +113,68 @@ def small_runs(
     A run ends when it has `rows_enough` rows or decodes to `bytes_enough` bytes. Raises
     DamagedBatchError for a message that is no rows of Arrow's, before batches that come earlier.
     """
-    run = Run()
-    for envelope in envelopes:
-        small = maybe_small(envelope)
-        if run.envelopes and (small is None or not run.takes(envelope)):
-            yield run
-            run = Run()
-        run.add(envelope, small)
-        if small is None or run.row_count >= rows_enough or run.decoded_bytes >= bytes_enough:
-            yield run
-            run = Run()
-    if run.envelopes:
-        yield run
+    for kind, group in groupby(envelopes, _maybe_kind):
+        if kind is None:
+            yield from (Run([each]) for each in group)
+            continue
+        while batches := list(islice(group, _AT_ONCE)):
+            for run, sizes in _measured(batches):
+                yield from _cut(run, sizes, rows_enough, bytes_enough)
+
+
+def _maybe_kind(envelope: Envelope) -> tuple[str | None, ...] | None:
+    """Return what batches have in common that may be decoded together; None for a large batch."""
+    body = envelope.body
+    is_short = len(body) < SMALL_BYTES and len(body) % BUFFER_ALIGNMENT_BYTES == 0
+    if not is_short or envelope.rows is not None or envelope.is_skipped:
+        return None
+    if not encoding_of(envelope).is_message:
+        return None
+    return (
+        envelope.encoding,
+        envelope.schema_fingerprint,
+        envelope.projection,
+        envelope.timestamp_column,
+    )
+
+
+def _measured(batches: Sequence[Envelope]) -> Iterator[tuple[Run, Ints]]:
+    """Yield batches of a kind in runs, and how many bytes each decodes to.
+
+    Raises DamagedBatchError.
+    """
+    first = _maybe_small(batches[0])
+    if first is not None and first.unchecked is not None and len(batches) >= ALIKE_MIN:
+        bodies = [each.body for each in batches]
+        counts = np.array([each.record_count for each in batches], np.int64)
+        outlines = maybe_outlines(bodies, first.unchecked, counts)
+        if outlines is not None:
+            yield Run(batches, outlines), outlines.buffers_bytes
+            return
+    measured = [(each, _maybe_small(each)) for each in batches]
+    for shape, group in groupby(measured, lambda each: each[1] and each[1].shape):
+        if shape is None:
+            yield from ((Run([each]), np.zeros(1, np.int64)) for each, _ in group)
+            continue
+        found = [(each, small) for each, small in group if small is not None]
+        smalls = [small for _, small in found]
+        sizes = np.array([each.decoded_bytes for each in smalls], np.int64)
+        yield Run.of([each for each, _ in found], smalls), sizes
+
+
+def _cut(run: Run, sizes: Ints, rows_enough: int, bytes_enough: int) -> Iterator[Run]:
+    """Yield a run in parts that have enough rows or bytes."""
+    counts = np.array([each.record_count for each in run.envelopes], np.int64)
+    rows, size = np.cumsum(counts), np.cumsum(sizes)
+    start = rows_before = bytes_before = 0
+    while start < len(rows):
+        is_enough = (
+            np.searchsorted(rows, rows_before + rows_enough),
+            np.searchsorted(size, bytes_before + bytes_enough),
+        )
+        end = min(int(min(is_enough)) + 1, len(rows))
+        yield run.between(start, end)
+        start, rows_before, bytes_before = end, int(rows[end - 1]), int(size[end - 1])
 
 
 def decode_batches(
@@ -171,12 +230,11 @@ def maybe_small(envelope: Envelope) -> Small | None:
     Return None as well if the encoding has no Arrow messages. Raises DamagedBatchError if the body
     should be an Arrow message and is not.
     """
+    return None if _maybe_kind(envelope) is None else _maybe_small(envelope)
+
+
+def _maybe_small(envelope: Envelope) -> Small | None:
     body = envelope.body
-    if envelope.is_skipped or envelope.rows is not None:
-        return None
-    is_short = len(body) < _SMALL_BYTES and len(body) % BUFFER_ALIGNMENT_BYTES == 0
-    if not is_short or not encoding_of(envelope).is_message:
-        return None
     try:
         outline = read_outline(body, record_count=envelope.record_count)
         if outline.compression is None:
@@ -184,16 +242,7 @@ def maybe_small(envelope: Envelope) -> Small | None:
         decoded_bytes = check_outline(outline, body).decoded_bytes
     except RecordBatchError as error:
         raise envelope.damage(error) from error
-    return Small(decoded_bytes, None) if decoded_bytes < _SMALL_BYTES else None
-
-
-def _kind(envelope: Envelope) -> tuple[str | None, ...]:
-    return (
-        envelope.encoding,
-        envelope.schema_fingerprint,
-        envelope.projection,
-        envelope.timestamp_column,
-    )
+    return Small(decoded_bytes, None) if decoded_bytes < SMALL_BYTES else None
 
 
 class _MisfitError(Exception):
@@ -202,7 +251,7 @@ class _MisfitError(Exception):
 
 def maybe_join_columns(
     bodies: Sequence[memoryview],
-    outlines: Sequence[Outline],
+    outlines: Outlines,
     schema: pa.Schema,
     wanted: Collection[int] | None = None,
 ) -> pa.RecordBatch | None:
@@ -215,12 +264,11 @@ def maybe_join_columns(
     try:
         gatherer = _Gatherer(bodies, outlines)
         columns, fields = [], []
-        row_counts = np.array([each.row_count for each in outlines], np.int64)
         for index, field in enumerate(schema):
             if wanted is not None and index not in wanted:
                 gatherer.skip(field.type)
                 continue
-            columns.append(gatherer.column(field.type, row_counts))
+            columns.append(gatherer.column(field.type, outlines.row_counts))
             fields.append(field)
         gatherer.finish()
     except _MisfitError:
@@ -233,18 +281,16 @@ def maybe_join_columns(
 class _Pairs:
     """Pairs of i64, as many in each message; the pairs at one index are taken together."""
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
-        if len(set(map(len, parts))) != 1:
-            raise _MisfitError
-        self._pairs = np.frombuffer(b"".join(parts), "<i8").reshape(len(parts), -1, 2)
+    def __init__(self, pairs: Ints) -> None:
+        self._pairs = pairs
         self._at = 0
 
     @property
     def is_over(self) -> bool:
         """Whether exactly all were taken or skipped."""
-        return self._at == self._pairs.shape[1]
+        return bool(self._at == self._pairs.shape[1])
 
-    def next(self) -> tuple[_Ints, _Ints]:
+    def next(self) -> tuple[Ints, Ints]:
         """Return the first and the second numbers of the next pair of each message."""
         if self._at >= self._pairs.shape[1]:
             raise _MisfitError
@@ -260,17 +306,15 @@ class _Pairs:
 class _Gatherer:
     """Walks the columns of all messages at once: node by node, buffer by buffer."""
 
-    def __init__(self, bodies: Sequence[memoryview], outlines: Sequence[Outline]) -> None:
+    def __init__(self, bodies: Sequence[memoryview], outlines: Outlines) -> None:
+        starts = outlines.buffers_starts.tolist()
         self._view = memoryview(
-            b"".join(
-                [body[each.buffers_start :] for body, each in zip(bodies, outlines, strict=True)]
-            )
+            b"".join([body[at:] for body, at in zip(bodies, starts, strict=True)])
         )
         self._bytes = np.frombuffer(self._view, np.uint8)
-        sizes = np.array([each.buffers_bytes for each in outlines], np.int64)
-        self._nodes = _Pairs([each.nodes for each in outlines])
-        self._buffers = _Pairs([each.buffers for each in outlines])
-        self._starts = np.cumsum(sizes) - sizes
+        self._nodes = _Pairs(outlines.nodes)
+        self._buffers = _Pairs(outlines.buffers)
+        self._starts = np.cumsum(outlines.buffers_bytes) - outlines.buffers_bytes
 
     def finish(self) -> None:
         """Raise _MisfitError when the messages have more columns than were walked."""
@@ -284,7 +328,7 @@ class _Gatherer:
         for child in _children(kind):
             self.skip(child)
 
-    def column(self, kind: pa.DataType, lengths: _Ints) -> pa.Array:
+    def column(self, kind: pa.DataType, lengths: Ints) -> pa.Array:
         """Return the next column; `lengths` are its rows in each message."""
         node_lengths, null_counts = self._nodes.next()
         row_count = int(lengths.sum())
@@ -314,12 +358,12 @@ class _Gatherer:
         null_count = int(null_counts.sum())
         return pa.Array.from_buffers(kind, row_count, buffers, null_count, children=children)
 
-    def _next_buffer(self) -> tuple[_Ints, _Ints]:
+    def _next_buffer(self) -> tuple[Ints, Ints]:
         """Return where the next buffer of each message begins, and its bytes."""
         starts, sizes = self._buffers.next()
         return self._starts + starts, sizes
 
-    def _validity(self, lengths: _Ints, null_counts: _Ints) -> pa.Buffer | None:
+    def _validity(self, lengths: Ints, null_counts: Ints) -> pa.Buffer | None:
         starts, sizes = self._next_buffer()
         if not null_counts.any():
             return None
@@ -332,7 +376,7 @@ class _Gatherer:
             raise _MisfitError
         return _packed(valid)
 
-    def _bits(self, starts: _Ints, sizes: _Ints, counts: _Ints) -> npt.NDArray[np.bool_]:
+    def _bits(self, starts: Ints, sizes: Ints, counts: Ints) -> npt.NDArray[np.bool_]:
         if np.any(_BITS * sizes < counts):
             raise _MisfitError
         at = _spread(_BITS * starts, counts)
@@ -340,14 +384,14 @@ class _Gatherer:
         bits: npt.NDArray[np.bool_] = np.not_equal(found & 1, 0)
         return bits
 
-    def _values(self, kind: pa.DataType, lengths: _Ints) -> pa.Buffer:
+    def _values(self, kind: pa.DataType, lengths: Ints) -> pa.Buffer:
         starts, sizes = self._next_buffer()
         bit_counts = kind.bit_width * lengths
         if np.any(_BITS * sizes < bit_counts):
             raise _MisfitError
         return pa.py_buffer(self._join(starts, bit_counts // _BITS))
 
-    def _offsets(self, lengths: _Ints) -> tuple[pa.Buffer, _Ints, _Ints]:
+    def _offsets(self, lengths: Ints) -> tuple[pa.Buffer, Ints, Ints]:
         """Return offsets for all rows, from 0, and each message's own first and last one."""
         starts, sizes = self._next_buffer()
         is_there = (lengths > 0) | (sizes > 0)  # without rows it may be missing
@@ -366,22 +410,26 @@ class _Gatherer:
         np.cumsum(widths, out=joined[1:])
         return pa.py_buffer(joined), firsts, lasts
 
-    def _bytes_between(self, firsts: _Ints, lasts: _Ints) -> pa.Buffer:
+    def _bytes_between(self, firsts: Ints, lasts: Ints) -> pa.Buffer:
         starts, sizes = self._next_buffer()
         if np.any(lasts > sizes):
             raise _MisfitError
         return pa.py_buffer(self._join(starts + firsts, lasts - firsts))
 
-    def _join(self, starts: _Ints, sizes: _Ints) -> bytes:
+    def _join(self, starts: Ints, sizes: Ints) -> bytes:
+        """Return the bytes at these places, one behind the other."""
+        size = int(sizes[0])
+        if size and np.all(sizes == size):
+            return sliding_window_view(self._bytes, size)[starts].tobytes()
         is_some, view = sizes > 0, self._view
         begins, ends = starts[is_some].tolist(), (starts + sizes)[is_some].tolist()
         return b"".join([view[at:end] for at, end in zip(begins, ends, strict=True)])
 
 
-def _spread(starts: _Ints, counts: _Ints) -> _Ints:
+def _spread(starts: Ints, counts: Ints) -> Ints:
     """Return starts[0], starts[0] + 1 ..., `counts[0]` of them, then those from starts[1] on."""
     before = np.cumsum(counts) - counts
-    spread: _Ints = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
+    spread: Ints = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
     return spread
 
 

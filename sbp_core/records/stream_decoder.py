@@ -10,8 +10,9 @@ import pyarrow as pa
 from sbp_core.errors import RecordBatchError
 from sbp_core.records.encodings import decode_batch, encoding_of
 from sbp_core.records.encodings.columns_encoding import decode_columns
-from sbp_core.records.envelope import Envelope, split_envelopes
+from sbp_core.records.envelope import Envelope
 from sbp_core.records.json_values import describe_bytes, describe_columns, describe_values
+from sbp_core.records.splitting import split_envelopes
 from sbp_core.records.stream_schema import StreamSchema
 from sbp_core.wire.checksum import Buffer
 

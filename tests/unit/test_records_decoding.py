@@ -20,6 +20,7 @@ from sbp_core.records import (
     split_envelopes,
 )
 from sbp_core.records.encodings.rows_encoding import RowsEncoding
+from sbp_core.records.splitting import ALIKE_MIN
 from tests.support.data.batches import sequence_batch
 
 LARGE_BYTES = 40_000
@@ -58,8 +59,9 @@ BATCHES = st.one_of(
 
 
 @settings(deadline=None)
-@given(st.lists(BATCHES, max_size=12))
-def test_the_rows_are_those_of_each_batch(batches):
+@given(st.lists(st.tuples(BATCHES, st.sampled_from([1, 2, 2 * ALIKE_MIN])), max_size=12))
+def test_the_rows_are_those_of_each_batch(runs):
+    batches = [batch for batch, count in runs for _ in range(count)]
     expected = [decode_batch(each) for each in split_envelopes(b"".join(batches))]
     found = decode(*batches)
     assert all(each.schema.equals(ROWS_SCHEMA) for each in found)
@@ -143,14 +145,19 @@ IS_NAMED = "offset 10 of stream 9 is damaged"
         (with_other_rows_than_records, f"{IS_NAMED}: Arrow message of 9 rows in a record batch"),
     ],
 )
-def test_the_damaged_one_of_several_small_batches_is_named(damage, named):
+@pytest.mark.parametrize("neighbours", [1, ALIKE_MIN])
+def test_the_damaged_one_of_several_small_batches_is_named(damage, named, neighbours):
     sound = batch(rows(2), base_offset=10)
     damaged = damage(sound)
     assert damaged != sound
     with pytest.raises(RecordBatchError, match=named) as alone:
         decode(damaged)
     with pytest.raises(RecordBatchError) as among:
-        decode(batch(rows(10)), damaged, batch(rows(2), base_offset=12))
+        decode(
+            *[batch(rows(2), base_offset=8)] * neighbours,
+            damaged,
+            *[batch(rows(2), base_offset=12)] * neighbours,
+        )
     assert str(among.value) == str(alone.value)
 
 

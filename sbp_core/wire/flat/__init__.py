@@ -28,17 +28,19 @@ from sbp_core.wire.flat.kinds import (
     fields_of,
 )
 from sbp_core.wire.flat.reader import Reader, ReadTable
-from sbp_core.wire.flat.template import Templates, maybe_excerpt, maybe_template
+from sbp_core.wire.flat.template import Bytes2D, Template, Templates, maybe_excerpt, maybe_template
 from sbp_core.wire.flat.writer import Writer, WriteValue, WrittenTable
 
 __all__ = [
     "Bytes",
+    "Bytes2D",
     "Field",
     "Kind",
     "Scalar",
     "Schema",
     "Structs",
     "Table",
+    "Template",
     "Text",
     "Vector",
     "fields_of",
@@ -132,6 +134,10 @@ class Schema:
         except UnicodeDecodeError:
             return None
         return found
+
+    def maybe_excerpt(self, table: type, size_bytes: int) -> Template | None:
+        """Return the template by which many buffers of this size may be recognised at once."""
+        return self._excerpts.maybe_find(table, size_bytes)
 
     def remember(self, table: type, data: bytes, known: object, paths: Sequence[str]) -> None:
         """Remember what is `known` about all buffers that equal `data` except at `paths`.

@@ -4,7 +4,8 @@ A peer sends headers of the same few shapes. The first one of a shape is traced:
 are layout (offsets, vtables, counts, padding), and which are contents. Any other buffer of the same
 length whose layout bytes are equal is valid too, and one struct format reads its contents. A
 template is faster than code that follows the vtables of a small header. An excerpt is a template in
-which all contents but a few must be equal, too, so that only those few are read.
+which all contents but a few must be equal, too, so that only those few are read. Many buffers that
+stand in the rows of an array are compared and read at once, column by column.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from sbp_core import limits
 from sbp_core.wire.flat.kinds import (
@@ -30,6 +34,9 @@ from sbp_core.wire.flat.kinds import (
 )
 from sbp_core.wire.flat.reader import ReadTable
 
+Bytes2D = npt.NDArray[np.uint8]
+"""Buffers of one length, one in each row."""
+
 _U32: Final = struct.Struct("<I")
 
 
@@ -37,13 +44,15 @@ _U32: Final = struct.Struct("<I")
 class Template:
     """How to read buffers that are laid out in one way.
 
-    Where `layout_mask` has ones, they are as in `layout`. All values stand in one list: first the
-    contents as `unpack` gives them, then the constants, then the result of each of the `steps`,
-    which takes earlier values. The last value is the result.
+    They have `size_bytes`. Where `layout_mask` has ones, they are as in `layout`. All values stand
+    in one list: first the contents at `leaves`, as `unpack` gives them, then the constants, then
+    the result of each of the `steps`, which takes earlier values. The last value is the result.
     """
 
+    size_bytes: int
     layout_mask: int
     layout: int
+    leaves: tuple[_Leaf, ...]
     unpack: Callable[[bytes], tuple[Any, ...]]
     texts: tuple[int, ...]
     constants: tuple[Any, ...]
@@ -56,9 +65,33 @@ class Template:
         """
         if int.from_bytes(data, "little") & self.layout_mask != self.layout:
             return None
-        values = [*self.unpack(data), *self.constants]
+        values = list(self.unpack(data))
         for at in self.texts:
             values[at] = str(values[at], "utf-8")
+        return self._assemble(values)
+
+    def places(self) -> Any:
+        """Return what an excerpt reads, with the slice of the buffer in place of its contents."""
+        return self._assemble([leaf.place for leaf in self.leaves])
+
+    def fitting_count(self, rows: Bytes2D) -> int:
+        """Return how many of the first buffers are laid out in this way, each in a row."""
+        mask, layout = (
+            np.frombuffer(number.to_bytes(self.size_bytes, "little"), np.uint8)
+            for number in (self.layout_mask, self.layout)
+        )
+        misfits = np.flatnonzero(((rows & mask) != layout).any(axis=1))
+        return int(misfits[0]) if misfits.size else len(rows)
+
+    def columns(self, rows: Bytes2D) -> Any:
+        """Return what an excerpt reads of buffers that all fit, with a column for each content.
+
+        A column of numbers has one dimension; of texts and other bytes, two.
+        """
+        return self._assemble([leaf.column(rows) for leaf in self.leaves])
+
+    def _assemble(self, values: list[Any]) -> Any:
+        values += self.constants
         for make, pick in self.steps:
             values.append(make(*pick(values)))
         return values[-1]
@@ -114,6 +147,10 @@ class Templates:
         template = self._templates.get((table, len(data)))
         return None if template is None else template.maybe_read(data)
 
+    def maybe_find(self, table: type, size_bytes: int) -> Template | None:
+        """Return the template of buffers of this size, which may be laid out in another way."""
+        return self._templates.get((table, size_bytes))
+
     def consider(self, table: type, data: bytes, make: Callable[[], Template | None]) -> None:
         """Make a template of a buffer that matched none, for its 1st, 2nd, 4th, 8th ... miss.
 
@@ -144,6 +181,16 @@ class _Leaf:
 
     position: int
     code: str
+
+    @property
+    def place(self) -> slice:
+        """Where the contents are in the buffer."""
+        return slice(self.position, self.position + struct.calcsize(f"<{self.code}"))
+
+    def column(self, rows: Bytes2D) -> npt.NDArray[Any]:
+        """Return the contents in the buffers of all rows."""
+        found = np.ascontiguousarray(rows[:, self.place])
+        return found if self.code.endswith("s") else found.view(f"<{self.code}")[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +240,12 @@ class _Tracer:
         codes, end = "<", 0
         contents: set[int] = set()
         for leaf in leaves:
-            size = struct.calcsize(f"<{leaf.code}")
-            if leaf.position < end or not self._layout.isdisjoint(
-                range(leaf.position, leaf.position + size)
-            ):
+            taken = range(leaf.position, leaf.place.stop)
+            if leaf.position < end or not self._layout.isdisjoint(taken):
                 raise _NoTemplateError
             codes += f"{leaf.position - end}x{leaf.code}"
-            end = leaf.position + size
-            contents.update(range(leaf.position, end))
+            end = leaf.place.stop
+            contents.update(taken)
         mask = bytes(0 if at in contents else 0xFF for at in range(len(self._data)))
         layout_mask = int.from_bytes(mask, "little")
         places: dict[_Value, int] = {leaf: at for at, leaf in enumerate(leaves)}
@@ -215,8 +260,10 @@ class _Tracer:
             return steps_at + value.number
 
         return Template(
+            len(self._data),
             layout_mask,
             int.from_bytes(self._data, "little") & layout_mask,
+            tuple(leaves),
             struct.Struct(f"{codes}{len(self._data) - end}x").unpack,
             tuple(places[leaf] for leaf in self._texts),
             tuple(self._constants),
