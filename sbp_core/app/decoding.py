@@ -5,7 +5,8 @@ Records are made column by column: a loop over Arrow's scalars would take most o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise, repeat
 from typing import Any, Final
 
@@ -72,6 +73,10 @@ def decode_fetched(
             offset = wanted_end
 
 
+_new_record: Final[Callable[[Iterable[Any]], Record]] = partial(tuple.__new__, Record)
+"""Makes a record of its fields, without the function of Python that `Record(...)` is."""
+
+
 def pieces_of(batch: Batch) -> Iterator[Batch]:
     """Return a batch in pieces of CUT_ROWS: to make the records of a piece takes some ms."""
     for start in range(0, len(batch), defaults.CUT_ROWS):
@@ -85,15 +90,17 @@ def records_of(batch: Batch) -> Iterator[Record]:
     stream, count = repeat(batch.stream), len(batch)
     offsets = range(batch.base_offset, batch.end_offset)
     times = batch.times.cast(pa.int64()).to_numpy(zero_copy_only=False).tolist()
+    nothing = repeat(None)
+    parts: tuple[Iterable[Any], ...]
     if batch.is_typed:
         columns = batch.rows.to_pylist()
-        nothing = repeat(None)
-        return map(Record, stream, offsets, times, nothing, nothing, repeat(NO_HEADERS), columns)
-    key, value, headers, _ = batch.rows.columns
-    keys: Iterable[bytes | None] = _values(key) if key.null_count < count else repeat(None)
-    if headers.null_count == count:
-        return map(Record, stream, offsets, times, keys, _values(value))
-    return map(Record, stream, offsets, times, keys, _values(value), map(_headers, headers))
+        parts = (stream, offsets, times, nothing, nothing, repeat(NO_HEADERS), columns)
+    else:
+        key, value, headers, _ = batch.rows.columns
+        keys = _values(key) if key.null_count < count else nothing
+        found = map(_headers, headers) if headers.null_count < count else repeat(NO_HEADERS)
+        parts = (stream, offsets, times, keys, _values(value), found, nothing)
+    return map(_new_record, zip(*parts, strict=False))
 
 
 def _decoded(
