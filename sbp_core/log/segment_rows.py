@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from sbp_core.log.entry import Entry, Location
 from sbp_core.log.segment import SegmentView
@@ -26,8 +27,7 @@ SLOT_COLUMNS: Final = ("base_offset", "count", "position", "length", "time_ms", 
 _SLOTS_PER_STEP: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """A batch: records [base_offset, base_offset + count), found at `location` of `view`.
 
     `time_ms` is the time when it was written or published, since the epoch, UTC. A staged batch has

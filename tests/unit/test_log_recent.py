@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from sbp_core.log.bodies import RecentBodies
 from tests.support.disk import FaultyDisk
 from tests.support.log import batch, created, open_log
@@ -51,7 +53,7 @@ def test_a_rewritten_segment_moves_its_entries():
     log, (slot,) = appended(10_000, [b"a"])
     rewritten = replace(slot.view, segment=replace(slot.view.segment, generation=1))
     assert kept(log, [slot]) == [b"a"]
-    assert kept(log, [replace(slot, view=rewritten)]) is None
+    assert kept(log, [structs.replace(slot, view=rewritten)]) is None
 
 
 def test_bodies_that_came_in_one_buffer_are_not_copied():
