@@ -43,7 +43,7 @@ def columns_batch(base_offset, schema="a1", statistics=None):
 
 
 def one_by_one(payload):
-    """What is read of each batch alone, and the error of the first that cannot be read."""
+    """Read each batch alone; return the envelopes, and the error of the first that is wrong."""
     found, position = [], 0
     try:
         while position < len(payload):
