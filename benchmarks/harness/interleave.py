@@ -8,6 +8,7 @@ from statistics import median
 from typing import Final, TypeVar
 
 from benchmarks.harness.model import OURS, Case, Measure, Outcome, Series
+from benchmarks.harness.processor import processor_seconds, since
 
 T = TypeVar("T")
 REASON_LENGTH_MAX: Final = 300
@@ -27,6 +28,7 @@ def in_turn(
     run, so that no system pays for the writes of another.
     """
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in runs}
+    spent: dict[str, list[Mapping[str, float]]] = {name: [] for name in runs}
     there = dict(runs)
     for number in range(1 - warm_ups, rounds + 1):
         results = []
@@ -34,6 +36,7 @@ def in_turn(
             if isinstance(run, str):
                 continue
             os.sync()
+            before = processor_seconds()
             done = attempt(case, name, run)
             if isinstance(done, str):
                 there[name] = done
@@ -43,11 +46,14 @@ def in_turn(
             results.append(f"{name} {_text(case.measure, median(numbers))}")
             if number > 0:
                 found[name].append(numbers)
+                spent[name].append(since(before))
         report(f"{f'round {number}' if number > 0 else 'warm-up'}: {', '.join(results)}")
     return Outcome(
         case,
         tuple(
-            Series(name, absent=run) if isinstance(run, str) else Series(name, tuple(found[name]))
+            Series(name, absent=run)
+            if isinstance(run, str)
+            else Series(name, tuple(found[name]), processor=tuple(spent[name]))
             for name, run in there.items()
         ),
     )

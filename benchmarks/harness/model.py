@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
@@ -58,16 +58,24 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The results of a system in each round; without rounds, `absent` is the reason."""
+    """The results of a system in each round; without rounds, `absent` is the reason.
+
+    `processor` has the core-seconds of each round, by process.
+    """
 
     system: str
     rounds: tuple[tuple[float, ...], ...] = ()
     absent: str = ""
+    processor: tuple[Mapping[str, float], ...] = ()
 
     @property
     def typical(self) -> float:
         """The median of the rounds' medians."""
         return median(median(numbers) for numbers in self.rounds)
+
+    def core_seconds(self, part: str) -> float:
+        """Return the median of a part of the processor time."""
+        return median(each[part] for each in self.processor)
 
     def percentile(self, percent: float) -> float:
         """Return a percentile of the numbers of all rounds; 100 is the highest."""

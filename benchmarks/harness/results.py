@@ -40,6 +40,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
             {
                 "name": series.system,
                 "rounds": series.rounds,
+                "core_seconds": series.processor,
                 "absent": series.absent,
                 "ratio": asdict(ratio) if (ratio := outcome.ratio(series)) else None,
             }

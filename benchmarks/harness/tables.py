@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks.harness.model import Measure, Outcome, Series
+from benchmarks.harness.processor import PARTS
 
 _MIB: Final = 1024 * 1024
 
@@ -22,6 +23,7 @@ def show(outcomes: Sequence[Outcome]) -> str:
     for measure, make in makers.items():
         chosen = [each for each in outcomes if each.case.measure is measure]
         parts += [make(chosen)] if chosen else []
+    parts += [_processors([each for each in outcomes if each.case.measure is Measure.RATE])]
     absent = {
         f"{series.system} is absent: {series.absent}"
         for outcome in outcomes
@@ -72,6 +74,18 @@ def _memories(outcomes: Sequence[Outcome]) -> str:
             text = f"{series.typical / _MIB:,.0f}"
             lines.append((*_case(outcome, series), text, *_ratio(outcome, series)))
     return table(header, lines, text_columns=_TEXTS)
+
+
+def _processors(outcomes: Sequence[Outcome]) -> str:
+    """Return the core-seconds of each process, and the part of them that the kernel took."""
+    lines = []
+    for outcome in outcomes:
+        for series in _measured(outcome):
+            if series.processor:
+                spent = [series.core_seconds(part) for part in PARTS]
+                texts = (f"{seconds:.2f}" for seconds in (sum(spent[:-1]), *spent))
+                lines.append((*_case(outcome, series), *texts))
+    return table((*_CASE, "core s", *PARTS), lines, text_columns=_TEXTS)
 
 
 _CASE: Final = ("scenario", "values", "streams", "rows", "system")
