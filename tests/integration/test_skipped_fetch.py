@@ -10,6 +10,7 @@ import pytest
 
 from sbp_core.client import AppendItem, Client, FetchItem, StreamSpec
 from sbp_core.errors import InvalidRequestError
+from sbp_core.log.bodies import RecentBodies
 from sbp_core.records import (
     BatchFilter,
     ColumnBounds,
@@ -87,6 +88,32 @@ def test_filters_and_projections_go_together(tmp_path):
         await asyncio.to_thread(check)
 
     run(tmp_path, body)
+
+
+def test_an_answer_is_full_of_what_is_sent_and_not_of_what_is_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr(RecentBodies, "maybe_bodies", lambda *_: None)
+    kept = maybe_kept_columns(SCHEMA, pa.schema([("x", pa.float64())]))
+    rows, answers = 20_000, []
+
+    async def body(cluster, stream_id):
+        await append_days(cluster.client, stream_id, range(10), rows)
+
+        def check():
+            offset = 0
+            with Client(cluster.pd.endpoint) as client:
+                while offset < 10 * rows:
+                    item = FetchItem(stream_id, offset, None, 500_000, (kept.projection,))
+                    (outcome,) = client.fetch([item])
+                    envelopes = list(split_envelopes(outcome.payload))
+                    assert envelopes[0].base_offset == offset
+                    assert outcome.next_offset == envelopes[-1].end_offset
+                    offset = outcome.next_offset
+                    answers.append(len(envelopes))
+
+        await asyncio.to_thread(check)
+
+    run(tmp_path, body)
+    assert answers == [3, 3, 3, 1], "160 kB of 480 are sent of each batch"
 
 
 def test_a_reader_that_waits_goes_on_over_skipped_batches(tmp_path):

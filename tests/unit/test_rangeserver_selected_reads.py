@@ -87,6 +87,19 @@ def test_the_wanted_columns_are_read_and_no_others():
     assert b"".join(from_memory.buffers) == sent[: len(sent) // 2]
 
 
+def test_no_more_is_read_than_may_be_sent():
+    body, selection = wide(20)
+    log, disk, slots = stored(*(batch(at * ROWS, ROWS, body) for at in range(9)))
+    cut = sum(map(len, read_slots(log, KEY, slots[:1], selection).buffers))
+    disk.read_lengths.clear()
+    found = read_slots(log, KEY, slots, selection, bytes_max=3 * cut + 1)
+    assert (found.slot_count, found.error) == (3, None)
+    assert sum(disk.read_lengths) < 0.12 * 4 * len(body)
+    assert read_slots(log, KEY, slots, selection, bytes_max=1).slot_count == 1
+    assert read_slots(log, KEY, slots, bytes_max=2 * len(body)).slot_count == 2
+    assert read_slots(log, KEY, slots, bytes_max=1).slot_count == 1
+
+
 def test_a_batch_that_was_staged_gets_its_offset():
     body, selection = wide(20)
     log, _, slots = stored(batch(0), staged("x", 0, body, ROWS))

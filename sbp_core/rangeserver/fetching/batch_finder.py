@@ -33,6 +33,10 @@ from sbp_core.wire.headers import FetchInfo, FetchResponse, FetchResult, Status
 from sbp_core.wire.status import SUCCESS, shown, status_for
 from sbp_core.wording import counted
 
+_SELECTED_TIMES: Final = 4
+"""How many times the bytes of an answer are looked at if most of them may be left out. To read the
+fronts of so many batches of 1 MiB takes a thread some ms."""
+
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
@@ -54,6 +58,12 @@ class Item(Struct, frozen=True):
     batch_bytes_max: int
     selection: Selection = NO_SELECTION
 
+    @property
+    def found_bytes_max(self) -> int:
+        """Stored bytes to find: more than are sent if columns or records are left out."""
+        times = 1 if self.selection == NO_SELECTION else _SELECTED_TIMES
+        return times * self.max_bytes
+
 
 class Answer(Struct, frozen=True):
     """The answer to a request: the slots of its batches, and the next offset.
@@ -71,19 +81,29 @@ class Answer(Struct, frozen=True):
     sent_bytes: int | None = None
 
     @property
-    def length_bytes(self) -> int:
-        """Bytes of the batches as they are sent if that is known, else as they are stored."""
-        if self.sent_bytes is not None:
-            return self.sent_bytes
+    def stored_bytes(self) -> int:
+        """Bytes of the batches as they are stored."""
         return sum([slot.body_length for slot in self.slots])
 
-    def cut_short(self, slot_count: int, error: LogError) -> Answer:
-        """Return the answer up to `slot_count` batches, because the next batch is unreadable.
+    @property
+    def length_bytes(self) -> int:
+        """Bytes of the batches as they are sent if that is known, else the most that are sent."""
+        if self.sent_bytes is not None:
+            return self.sent_bytes
+        stored_bytes = self.stored_bytes
+        if stored_bytes <= self.item.max_bytes:
+            return stored_bytes
+        return max(self.item.max_bytes, self.slots[0].body_length)
+
+    def cut_short(self, slot_count: int, error: LogError | None) -> Answer:
+        """Return the answer up to `slot_count` batches: the next is unreadable, or is not sent.
 
         If the first batch is unreadable, the status says why.
         """
-        if not slot_count:
+        if error is not None and not slot_count:
             return failed(self.item, error)
+        if slot_count == len(self.slots):
+            return self
         slots = self.slots[:slot_count]
         next_offset = slots[-1].end_offset
         if self.item.txn_id is not None:
@@ -183,7 +203,7 @@ class BatchFinder:
                 tail = hosted.next_offset
                 stop_offset = tail if item.end_offset < 0 else min(item.end_offset, tail)
                 try:
-                    wanted = Wanted(hosted.key, offset, stop_offset, item.max_bytes)
+                    wanted = Wanted(hosted.key, offset, stop_offset, item.found_bytes_max)
                     slots = await self._find(wanted)
                     break
                 except LogError:

@@ -240,7 +240,8 @@ class _Fetch:
         if not any(answer.slots for answer in answers):
             self._count(answers)
             return Response(response_of(answers), is_end=is_end)
-        if not self._may_send_at_once():
+        is_long = any(answer.stored_bytes > answer.item.max_bytes for answer in answers)
+        if is_long or not self._may_send_at_once():
             return None
         frame = self._maybe_read(answers, may_wait=False)
         if frame is None:
@@ -286,12 +287,15 @@ class _Fetch:
                 continue
             key = (answer.item.stream_id, answer.range_index)
             selection = answer.item.selection
-            bodies = read_slots(self._shared.log, key, answer.slots, selection, may_wait=may_wait)
-            error = bodies.error
-            if error is not None and not may_wait:
+            bodies = read_slots(
+                *(self._shared.log, key, answer.slots, selection),
+                bytes_max=answer.item.max_bytes,
+                may_wait=may_wait,
+            )
+            if bodies.error is not None and not may_wait:
                 return None
             parts.append(bodies)
-            served.append(answer.cut_short(bodies.slot_count, error) if error else answer)
+            served.append(answer.cut_short(bodies.slot_count, bodies.error))
             if selection != NO_SELECTION:
                 served[-1] = replace(served[-1], sent_bytes=sum(map(len, bodies.buffers)))
         if parts and not may_wait:

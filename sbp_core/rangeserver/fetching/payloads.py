@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Final
 
 from sbp_core import limits
@@ -71,12 +71,14 @@ def read_slots(
     slots: Sequence[Slot],
     selection: Selection = NO_SELECTION,
     *,
+    bytes_max: int = limits.BATCH_BYTES_MAX,
     may_wait: bool = True,
 ) -> SlotBodies:
     """Return the bodies of `slots` as they are sent, up to the first that cannot be read.
 
     Without `may_wait` a body that is not in memory cannot be read. Columns outside of `selection`
-    are not sent, and not read from large batches on the disk.
+    are not sent, and not read from large batches on the disk. No more than `bytes_max` are read,
+    but at least one body.
     """
     recent: Sequence[RecentBody] = ()
     if (
@@ -84,8 +86,9 @@ def read_slots(
         and _are_worth_parts(slots)
         and log.recent.maybe_bodies(slots) is None
     ):
-        parts, error = _read_selected(key, slots, selection, may_wait=may_wait)
+        parts, error = _read_selected(key, slots, selection, bytes_max, may_wait=may_wait)
     else:
+        slots = _within(slots, bytes_max)
         bodies = read_bodies(key, slots, log.recent, may_wait=may_wait)
         stored = zip(slots, bodies.data, strict=False)  # fewer if one cannot be read
         parts = [_as_sent(slot, body, selection) for slot, body in stored]
@@ -116,19 +119,34 @@ def _are_worth_parts(slots: Sequence[Slot]) -> bool:
     return stored_bytes >= len(slots) * limits.CUT_BATCH_BYTES_MIN
 
 
+def _within(slots: Sequence[Slot], bytes_max: int) -> Sequence[Slot]:
+    """Return the first slots, one at least, that have no more bytes together."""
+    ends = accumulate([slot.body_length for slot in slots])
+    return slots[: max(1, sum([end <= bytes_max for end in ends]))]
+
+
 def _read_selected(
-    key: RangeKey, slots: Sequence[Slot], selection: Selection, *, may_wait: bool
+    key: RangeKey,
+    slots: Sequence[Slot],
+    selection: Selection,
+    bytes_max: int,
+    *,
+    may_wait: bool,
 ) -> tuple[list[Sequence[Buffer]], LogError | None]:
     """Read the selected parts of `slots` from the disk, up to the first that cannot be read.
 
     Without `may_wait` a batch that is not in the page cache cannot be read.
     """
     parts: list[Sequence[Buffer]] = []
+    read_bytes = 0
     for slot in slots:
         try:
             part = _read_parts(key, slot, selection, may_wait=may_wait)
         except LogError as error:
             return parts, error
+        read_bytes += sum(map(len, part))
+        if parts and read_bytes > bytes_max:
+            break
         parts.append(part)
     return parts, None
 
