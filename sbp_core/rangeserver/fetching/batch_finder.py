@@ -68,8 +68,9 @@ class Item(Struct, frozen=True):
 class Answer(Struct, frozen=True):
     """The answer to a request: the slots of its batches, and the next offset.
 
-    An answer that is not `is_ready` has less than the request waits for. `sent_bytes` is set after
-    the read: the bytes that are sent, without columns or records that are left out.
+    The batches are stored in `stored_bytes`. An answer that is not `is_ready` has less than the
+    request waits for. `sent_bytes` is set after the read: the bytes that are sent, without columns
+    or records that are left out.
     """
 
     item: Item
@@ -78,21 +79,16 @@ class Answer(Struct, frozen=True):
     range_index: int = -1
     status: Status = SUCCESS
     is_ready: bool = True
+    stored_bytes: int = 0
     sent_bytes: int | None = None
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of the batches as they are stored."""
-        return sum([slot.body_length for slot in self.slots])
 
     @property
     def length_bytes(self) -> int:
         """Bytes of the batches as they are sent if that is known, else the most that are sent."""
         if self.sent_bytes is not None:
             return self.sent_bytes
-        stored_bytes = self.stored_bytes
-        if stored_bytes <= self.item.max_bytes:
-            return stored_bytes
+        if self.stored_bytes <= self.item.max_bytes:
+            return self.stored_bytes
         return max(self.item.max_bytes, self.slots[0].body_length)
 
     def cut_short(self, slot_count: int, error: LogError | None) -> Answer:
@@ -108,7 +104,7 @@ class Answer(Struct, frozen=True):
         next_offset = slots[-1].end_offset
         if self.item.txn_id is not None:
             next_offset = self.item.fetch_offset + slot_count
-        return replace(self, slots=slots, next_offset=next_offset)
+        return replace(self, slots=slots, next_offset=next_offset, stored_bytes=_bytes_of(slots))
 
     def result(self) -> FetchResult:
         """Return the result for the header of the response."""
@@ -215,13 +211,18 @@ class BatchFinder:
         except SbpError as error:
             return failed(item, error)
         next_offset = slots[-1].end_offset if slots else offset
+        stored_bytes = _bytes_of(slots)
         is_ready = (
             next_offset == hosted.end_offset
             or 0 <= item.end_offset <= next_offset
-            or sum([slot.body_length for slot in slots]) >= min(min_bytes, item.max_bytes)
+            or stored_bytes >= min(min_bytes, item.max_bytes)
             or next_offset < tail
         )
-        return Answer(item, slots, next_offset, hosted.range_index, is_ready=is_ready)
+        return Answer(
+            *(item, slots, next_offset, hosted.range_index),
+            is_ready=is_ready,
+            stored_bytes=stored_bytes,
+        )
 
     async def staged_answer(self, item: Item) -> Answer:
         """Find staged batches. The answer at their end is empty: nothing waits for more."""
@@ -232,7 +233,8 @@ class BatchFinder:
             slots = _readable(item, await self._find(wanted))
         except SbpError as error:
             return failed(item, error)
-        return Answer(item, slots, offset + len(slots), item.range_index)
+        next_offset = offset + len(slots)
+        return Answer(item, slots, next_offset, item.range_index, stored_bytes=_bytes_of(slots))
 
     async def _find(self, wanted: Wanted) -> tuple[Slot, ...]:
         """Return the slots of batches. Raises LogError if the first cannot be found."""
@@ -314,6 +316,10 @@ def _collect_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
         if not slots:
             raise
     return tuple(slots)
+
+
+def _bytes_of(slots: Sequence[Slot]) -> int:
+    return sum([slot.body_length for slot in slots])
 
 
 def _readable(item: Item, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:

@@ -77,18 +77,15 @@ def read_slots(
     """Return the bodies of `slots` as they are sent, up to the first that cannot be read.
 
     Without `may_wait` a body that is not in memory cannot be read. Columns outside of `selection`
-    are not sent, and not read from large batches on the disk. No more than `bytes_max` are read,
-    but at least one body.
+    are not sent, and not read from large batches on the disk. No more than `bytes_max` of a
+    selection are read, but at least one body.
     """
     recent: Sequence[RecentBody] = ()
-    if (
-        selection != NO_SELECTION
-        and _are_worth_parts(slots)
-        and log.recent.maybe_bodies(slots) is None
-    ):
+    is_selected = selection != NO_SELECTION
+    if is_selected and _are_worth_parts(slots) and log.recent.maybe_bodies(slots) is None:
         parts, error = _read_selected(key, slots, selection, bytes_max, may_wait=may_wait)
     else:
-        slots = _within(slots, bytes_max)
+        slots = _within(slots, bytes_max) if is_selected else slots
         bodies = read_bodies(key, slots, log.recent, may_wait=may_wait)
         stored = zip(slots, bodies.data, strict=False)  # fewer if one cannot be read
         parts = [_as_sent(slot, body, selection) for slot, body in stored]
