@@ -29,7 +29,7 @@ def rows_batch(base_offset, count=1, size=3):
     return encode_rows(rows, stream_id=9, timestamp_ms=base_offset + 1, base_offset=base_offset)
 
 
-def columns_batch(base_offset, schema="a1", statistics=None):
+def columns_batch(base_offset, schema="a1", **properties):
     return encode_envelope(
         [bytes(8 * (2 + base_offset % 9))],
         stream_id=9,
@@ -38,7 +38,7 @@ def columns_batch(base_offset, schema="a1", statistics=None):
         encoding="columns",
         base_offset=base_offset,
         schema_fingerprint=schema,
-        statistics=statistics,
+        **properties,
     )
 
 
@@ -71,6 +71,7 @@ RUNS = st.one_of(
     st.integers(0, 2**40).map(lambda first: [columns_batch(first + at) for at in range(ALIKE)]),
     st.just([columns_batch(at, schema="b2"[at % 2]) for at in range(ALIKE)]),
     st.just([columns_batch(at, statistics="abc"[at % 3]) for at in range(ALIKE)]),
+    st.just([columns_batch(at, origin="abc"[at % 3]) for at in range(ALIKE)]),
     st.just([rows_batch(1, size=splitting.SMALL_BYTES)]),
     st.just([sequence_batch([b"1", b"2"])]),
 )
@@ -100,11 +101,13 @@ def changed(batch, old, new):
         rows_batch(5)[:9] + struct.pack(">i", 2**20) + rows_batch(5)[13:],
         changed(rows_batch(5), b"rows", b"r\xffws"),
         changed(columns_batch(5), b"columns", b"c\xfflumns"),
+        changed(columns_batch(5, origin="mine"), b"mine", b"mi\xffe"),
     ],
 )
 def test_a_wrong_batch_among_many_is_refused_as_alone(wrong):
-    make = columns_batch if b"lumns" in wrong else rows_batch
-    before = [make(5)] * ALIKE
+    before = [rows_batch(5)] * ALIKE
+    if b"lumns" in wrong:
+        before = [columns_batch(5, origin="mine" if b"mi" in wrong else None)] * ALIKE
     found, error = together(b"".join([*before, wrong, *before]))
     assert len(found) == ALIKE
     expected, alone = one_by_one(b"".join([*before, wrong, *before]))

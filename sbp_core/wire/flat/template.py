@@ -37,6 +37,8 @@ from sbp_core.wire.flat.reader import ReadTable
 Bytes2D = npt.NDArray[np.uint8]
 """Buffers of one length, one in each row."""
 
+_NOT_ASCII: Final = 0x80
+"""The bit that no byte of an ASCII text has."""
 _U32: Final = struct.Struct("<I")
 
 
@@ -75,11 +77,16 @@ class Template:
         return self._assemble([leaf.place for leaf in self.leaves])
 
     def fitting_count(self, rows: Bytes2D) -> int:
-        """Return how many of the first buffers are laid out in this way, each in a row."""
+        """Return how many of the first buffers are laid out in this way, each in a row.
+
+        A buffer with a text that is not ASCII does not fit: only `maybe_read` decodes it.
+        """
         mask, layout = (
-            np.frombuffer(number.to_bytes(self.size_bytes, "little"), np.uint8)
+            np.frombuffer(bytearray(number.to_bytes(self.size_bytes, "little")), np.uint8)
             for number in (self.layout_mask, self.layout)
         )
+        for at in self.texts:
+            mask[self.leaves[at].place] = _NOT_ASCII
         misfits = np.flatnonzero(((rows & mask) != layout).any(axis=1))
         return int(misfits[0]) if misfits.size else len(rows)
 
