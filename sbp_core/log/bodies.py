@@ -21,7 +21,7 @@ from typing import Final
 
 from sbp_core import limits
 from sbp_core.errors import LogCorruptionError, LogError
-from sbp_core.log.entry import Entry, Location, decode_entry, encode_entry
+from sbp_core.log.entry import Entry, HeaderFields, Location, decode_entry, encode_header
 from sbp_core.log.segment import corruption, naming_damage
 from sbp_core.log.segment_rows import Slot
 from sbp_core.log.states.range_states import RangeKey
@@ -115,9 +115,7 @@ def open_body(key: RangeKey, slot: Slot, front_bytes: int, *, may_wait: bool) ->
     data = memoryview(_read(slot, position, length, may_wait=may_wait))
     with naming_damage(slot.view.file.path, position):
         header = decode_entry_header(data[:ENTRY_HEADER_BYTES], position)
-    expected = _expected(key, slot)
-    fields = (expected.kind, *key, expected.base_offset, expected.count)
-    if (header.length, *header[3:]) != (slot.location.length, *fields):
+    if (header.length, *header[3:]) != (slot.location.length, *_expected(key, slot)):
         reason = f"another entry, {header.kind.name}, is in its place"
         raise _not_served(key, slot, reason)
     return OpenBody(data[before_bytes:], slot, may_wait)
@@ -170,7 +168,7 @@ def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
     body = data[ENTRY_HEADER_BYTES:]
     # The header that the body must have follows from body, position and range. To compare it is
     # faster than to decode the entry, and notices an index that points to another batch.
-    if data[:ENTRY_HEADER_BYTES] == encode_entry(_expected(key, slot, body), position)[0]:
+    if data[:ENTRY_HEADER_BYTES] == encode_header(_expected(key, slot), (body,), position):
         return body[slot.prefix_bytes :]
     try:
         found = decode_entry(data, position)
@@ -180,11 +178,11 @@ def _verified(key: RangeKey, slot: Slot, data: memoryview) -> memoryview:
     raise _not_served(key, slot, reason)
 
 
-def _expected(key: RangeKey, slot: Slot, body: Buffer = b"") -> Entry:
-    """Return the entry that the log must have for a slot."""
+def _expected(key: RangeKey, slot: Slot) -> HeaderFields:
+    """Return the fields of the entry that the log must have for a slot."""
     if slot.prefix_bytes:
-        return Entry(EntryKind.STAGED, *key, slot.birth_position, slot.count, body)
-    return Entry(EntryKind.BATCH, *key, slot.base_offset, slot.count, body)
+        return EntryKind.STAGED, *key, slot.birth_position, slot.count
+    return EntryKind.BATCH, *key, slot.base_offset, slot.count
 
 
 def _not_served(key: RangeKey, slot: Slot, reason: str) -> LogCorruptionError:

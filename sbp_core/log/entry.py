@@ -15,6 +15,7 @@ STAGED entries hold batches of transactions, TXN_END publishes or drops them (st
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -91,17 +92,26 @@ class Location(Struct, frozen=True):
         return self.position + self.length
 
 
+HeaderFields = tuple[EntryKind, int, int, int, int]
+"""Kind, stream, range, base offset and count of an entry."""
+
+
 def encode_entry(entry: Entry, position: int) -> list[Buffer]:
     """Return the buffers of `entry` at `position`. The body is not copied."""
     parts = [entry.body] if entry.body else []
     if entry.prefix:
         parts.insert(0, entry.prefix)
-    length = entry.length - ENTRY_PREFIX_BYTES
     fields = entry.kind, entry.stream_id, entry.range_index, entry.base_offset, entry.count
+    return [encode_header(fields, parts, position), *parts]
+
+
+def encode_header(fields: HeaderFields, parts: Sequence[Buffer], position: int) -> bytes:
+    """Return the header of the entry at `position` with these fields; its body is in parts."""
+    length = _FIELDS_BYTES + sum(map(len, parts))
     checked = ENTRY_CHECKED.pack(position, length, *fields)
     header_crc = crc32c((checked,))
     prefix = ENTRY_PREFIX.pack(length, header_crc, crc32c(parts, header_crc))
-    return [prefix + checked[-_FIELDS_BYTES:], *parts]
+    return prefix + checked[-_FIELDS_BYTES:]
 
 
 def entry_of(header: EntryHeader, body: Buffer = b"") -> Entry:
