@@ -34,9 +34,8 @@ from sbp_core.wire.status import SUCCESS, shown, status_for
 from sbp_core.wording import counted
 
 _SELECTED_TIMES: Final = 4
-"""How many times the bytes of an answer are looked at if most of them may be left out. To read the
-fronts of so many batches of 1 MiB takes a thread some ms."""
-
+"""How many times the bytes of an answer are looked at if most of them may be left out. A thread
+needs some ms to read the fronts of 32 batches of 1 MiB."""
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
