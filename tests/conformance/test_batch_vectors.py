@@ -7,7 +7,8 @@ import pytest
 from vector_json import feedings
 
 from sbp_core.errors import RecordBatchError
-from sbp_core.records.envelope import encode_envelope, peek_batch, split_envelopes
+from sbp_core.records.envelope import encode_envelope, peek_batch
+from sbp_core.records.splitting import split_envelopes
 from sbp_core.wire.frame import FrameDecoder, encode_frame
 from sbp_core.wire.opcodes import Flag, Opcode
 

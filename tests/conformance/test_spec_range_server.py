@@ -9,7 +9,8 @@ from spec_target import Target, append, append_request, batch, fetch_request
 
 from sbp_core.errors import StatusCode
 from sbp_core.records import ROWS_SCHEMA, decode_batch, encode_rows, maybe_kept_rows
-from sbp_core.records.envelope import encode_envelope, encode_head, read_head, split_envelopes
+from sbp_core.records.envelope import encode_envelope, encode_head, read_head
+from sbp_core.records.splitting import split_envelopes
 from sbp_core.wire.frame import encode_frame
 from sbp_core.wire.headers import (
     DeleteStreamsRequest,
