@@ -161,6 +161,18 @@ def test_the_damaged_one_of_several_small_batches_is_named(damage, named, neighb
     assert str(among.value) == str(alone.value)
 
 
+@pytest.mark.parametrize("neighbours", [1, ALIKE_MIN])
+def test_a_message_of_other_columns_among_small_batches_is_named(neighbours):
+    body = memoryview(rows(2).select(["key", "value"]).serialize())
+    about = {"stream_id": 9, "record_count": 2, "base_timestamp_ms": 1, "base_offset": 10}
+    other = encode_envelope([body], encoding="rows", **about)
+    with pytest.raises(DamagedBatchError, match=IS_NAMED) as alone:
+        decode(other)
+    with pytest.raises(DamagedBatchError) as among:
+        decode(*[batch(rows(2))] * neighbours, other, *[batch(rows(2))] * neighbours)
+    assert str(among.value) == str(alone.value)
+
+
 class LaterRows(RowsEncoding):
     """Rows of a later version."""
 
