@@ -23,7 +23,9 @@ def show(outcomes: Sequence[Outcome]) -> str:
     for measure, make in makers.items():
         chosen = [each for each in outcomes if each.case.measure is measure]
         parts += [make(chosen)] if chosen else []
-    parts += [_processors([each for each in outcomes if each.case.measure is Measure.RATE])]
+    spent = _processor_lines([each for each in outcomes if each.case.measure is Measure.RATE])
+    header = (*_CASE, "core s", *PARTS)
+    parts += [table(header, spent, text_columns=_TEXTS)] if spent else []
     absent = {
         f"{series.system} is absent: {series.absent}"
         for outcome in outcomes
@@ -76,7 +78,7 @@ def _memories(outcomes: Sequence[Outcome]) -> str:
     return table(header, lines, text_columns=_TEXTS)
 
 
-def _processors(outcomes: Sequence[Outcome]) -> str:
+def _processor_lines(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
     """Return the core-seconds of each process, and the part of them that the kernel took."""
     lines = []
     for outcome in outcomes:
@@ -85,7 +87,7 @@ def _processors(outcomes: Sequence[Outcome]) -> str:
                 spent = [series.core_seconds(part) for part in PARTS]
                 texts = (f"{seconds:.2f}" for seconds in (sum(spent[:-1]), *spent))
                 lines.append((*_case(outcome, series), *texts))
-    return table((*_CASE, "core s", *PARTS), lines, text_columns=_TEXTS)
+    return lines
 
 
 _CASE: Final = ("scenario", "values", "streams", "rows", "system")

@@ -21,6 +21,7 @@ from benchmarks.core.soak.verdict import judge
 from benchmarks.harness.interleave import in_turn
 from benchmarks.harness.model import Case, Measure, Outcome, Ratio, Series, Shape
 from benchmarks.harness.plots import draw
+from benchmarks.harness.processor import processor_seconds, since
 from benchmarks.harness.results import write_results
 from benchmarks.harness.tables import show
 from benchmarks.peer.jars import REPOSITORY_VARIABLE, Jar, PeerAbsentError, ensure_jars
@@ -137,6 +138,22 @@ def test_tables_show_rates_delays_and_sizes():
     assert show([memory]).split()[-1] == "19"
     absent = show([outcome(absent="no network")])
     assert absent.endswith("\n\nkafka is absent: no network")
+
+
+def test_the_processor_time_of_each_process_is_shown():
+    spent = [
+        {"Spark": at, "workers": 0.5, "server": 0, "driver": 0, "kernel": 0.2} for at in (1, 3)
+    ]
+    series = Series("sbp", ((2.0,), (4.0,)), processor=tuple(spent))
+    shown = show([Outcome(READ, (series,))])
+    assert shown.split()[-6:] == ["2.50", "2.00", "0.50", "0.00", "0.00", "0.20"]
+
+
+def test_the_processor_time_of_this_process_is_counted():
+    before = processor_seconds()
+    while (found := since(before))["driver"] < 0.05:
+        sum(range(100_000))
+    assert found["Spark"] == 0
 
 
 def test_results_hold_all_numbers(tmp_path):
