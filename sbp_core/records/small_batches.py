@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 
-from sbp_core.errors import RecordBatchError, SchemaError
+from sbp_core.errors import DamagedBatchError, RecordBatchError, SchemaError
 from sbp_core.records.arrow_body import decode_joined, maybe_buffer_count
 from sbp_core.records.arrow_message import (
     BUFFER_ALIGNMENT_BYTES,
@@ -57,10 +57,10 @@ class Small(NamedTuple):
     unchecked: Outline | None
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int] | None:
         """The bytes of nodes and of buffers in its outline; messages of a run have as many."""
         outline = self.unchecked
-        return (0, 0) if outline is None else (len(outline.nodes), len(outline.buffers))
+        return None if outline is None else (len(outline.nodes), len(outline.buffers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def small_runs(
     """Yield all batches in their order, small ones of a kind together, any other alone.
 
     A run ends when it has `rows_enough` rows or decodes to `bytes_enough` bytes. Raises
-    DamagedBatchError for a message that is no rows of Arrow's, before batches that come earlier.
+    DamagedBatchError for a message that is no rows of Arrow's, behind the batches before it.
     """
     for kind, group in groupby(envelopes, _maybe_kind):
         if kind is None:
@@ -141,7 +141,7 @@ def _maybe_kind(envelope: Envelope) -> tuple[str | None, ...] | None:
 def _measured(batches: Sequence[Envelope]) -> Iterator[tuple[Run, Ints]]:
     """Yield batches of a kind in runs, and how many bytes each decodes to.
 
-    Raises DamagedBatchError.
+    Raises DamagedBatchError, behind the batches before the damaged one.
     """
     first = _maybe_small(batches[0])
     if first is not None and first.unchecked is not None and len(batches) >= ALIKE_MIN:
@@ -151,15 +151,23 @@ def _measured(batches: Sequence[Envelope]) -> Iterator[tuple[Run, Ints]]:
         if outlines is not None:
             yield Run(batches, outlines), outlines.buffers_bytes
             return
-    measured = [(each, _maybe_small(each)) for each in batches]
-    for shape, group in groupby(measured, lambda each: each[1] and each[1].shape):
-        if shape is None:
-            yield from ((Run([each]), np.zeros(1, np.int64)) for each, _ in group)
-            continue
-        found = [(each, small) for each, small in group if small is not None]
-        smalls = [small for _, small in found]
-        sizes = np.array([each.decoded_bytes for each in smalls], np.int64)
-        yield Run.of([each for each, _ in found], smalls), sizes
+    measured: list[tuple[Envelope, Small | None]] = []
+    damage: DamagedBatchError | None = None
+    for each in batches:
+        try:
+            measured.append((each, _maybe_small(each)))
+        except DamagedBatchError as error:
+            damage = error
+            break
+    for is_small, group in groupby(measured, lambda each: each[1] and (each[1].shape,)):
+        envelopes, smalls = zip(*group, strict=True)
+        if is_small is None:
+            yield from ((Run([each]), np.zeros(1, np.int64)) for each in envelopes)
+        else:
+            sizes = np.array([each.decoded_bytes for each in smalls], np.int64)
+            yield Run.of(envelopes, smalls), sizes
+    if damage is not None:
+        raise damage
 
 
 def _cut(run: Run, sizes: Ints, rows_enough: int, bytes_enough: int) -> Iterator[Run]:

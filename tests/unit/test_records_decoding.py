@@ -19,6 +19,7 @@ from sbp_core.records import (
     encodings,
     split_envelopes,
 )
+from sbp_core.records.arrow_message import BodyCompression, Outline, encode_metadata
 from sbp_core.records.encodings.rows_encoding import RowsEncoding
 from sbp_core.records.splitting import ALIKE_MIN
 from tests.support.data.batches import sequence_batch
@@ -171,6 +172,27 @@ def test_a_message_of_other_columns_among_small_batches_is_named(neighbours):
     with pytest.raises(DamagedBatchError) as among:
         decode(*[batch(rows(2))] * neighbours, other, *[batch(rows(2))] * neighbours)
     assert str(among.value) == str(alone.value)
+
+
+@pytest.mark.parametrize("compression", [None, BodyCompression(0, 0)])
+def test_messages_without_columns_are_named_whatever_is_around_them(compression):
+    outline = Outline(1, b"", b"", compression, 0, 0)
+    about = {"stream_id": 9, "record_count": 1, "base_timestamp_ms": 1, "base_offset": 10}
+    empty = encode_envelope([encode_metadata(outline)], encoding="rows", **about)
+    plain = Outline(1, b"", b"", None, 0, 0)
+    other = encode_envelope([encode_metadata(plain)], encoding="rows", **about)
+    for batches in ([empty, other], [other, empty], [batch(rows(2)), empty]):
+        with pytest.raises(DamagedBatchError):
+            decode(*batches)
+
+
+def test_batches_before_a_damaged_one_are_decoded():
+    sound = [batch(rows(2), base_offset=2 * at) for at in range(2 * ALIKE_MIN)]
+    damaged = with_other_rows_than_records(batch(rows(2), base_offset=99))
+    found = decode_batches(split_envelopes(b"".join([*sound, damaged, *sound])), **ENOUGH)
+    assert next(found).num_rows == 4 * ALIKE_MIN
+    with pytest.raises(DamagedBatchError, match="offset 99"):
+        next(found)
 
 
 class LaterRows(RowsEncoding):

@@ -58,10 +58,9 @@ class Item(Struct, frozen=True):
     selection: Selection = NO_SELECTION
 
     @property
-    def found_bytes_max(self) -> int:
-        """Stored bytes to find: more than are sent if columns or records are left out."""
-        times = 1 if self.selection == NO_SELECTION else _SELECTED_TIMES
-        return times * self.max_bytes
+    def is_selected(self) -> bool:
+        """Whether columns or records are left out."""
+        return self.selection != NO_SELECTION
 
 
 class Answer(Struct, frozen=True):
@@ -121,6 +120,7 @@ class Wanted(Struct, frozen=True):
     """Which batches of a range to find: from `offset` to `stop_offset`, at least one of them.
 
     `max_bytes` counts bodies. With `staging` the offsets count the batches of that transaction.
+    If batches are large, `_SELECTED_TIMES` as many are found if most is left out of them.
     """
 
     key: RangeKey
@@ -128,6 +128,15 @@ class Wanted(Struct, frozen=True):
     stop_offset: int
     max_bytes: int
     staging: Staging | None = None
+    is_selected: bool = False
+
+    def is_too_much(self, batch_count: int, size_bytes: int) -> bool:
+        """Whether these are more batches than are wanted."""
+        if size_bytes <= self.max_bytes:
+            return False
+        are_large = size_bytes >= batch_count * limits.CUT_BATCH_BYTES_MIN
+        is_enough = size_bytes > _SELECTED_TIMES * self.max_bytes
+        return is_enough or not (self.is_selected and are_large)
 
 
 def item_of(info: FetchInfo, batch_bytes_max: int = limits.BATCH_BYTES_MAX) -> Item:
@@ -198,7 +207,10 @@ class BatchFinder:
                 tail = hosted.next_offset
                 stop_offset = tail if item.end_offset < 0 else min(item.end_offset, tail)
                 try:
-                    wanted = Wanted(hosted.key, offset, stop_offset, item.found_bytes_max)
+                    wanted = Wanted(
+                        *(hosted.key, offset, stop_offset, item.max_bytes),
+                        is_selected=item.is_selected,
+                    )
                     slots = await self._find(wanted)
                     break
                 except LogError:
@@ -307,7 +319,7 @@ def _collect_slots(log: Log, wanted: Wanted) -> tuple[Slot, ...]:
         for slot in batches:
             taken_bytes += slot.body_length
             is_full = staging is not None and len(slots) >= limits.RESULTS_PER_FRAME
-            is_too_much = slots and (taken_bytes > wanted.max_bytes or is_full)
+            is_too_much = slots and (wanted.is_too_much(len(slots) + 1, taken_bytes) or is_full)
             if is_too_much or slot.base_offset >= wanted.stop_offset:
                 break
             slots.append(slot)

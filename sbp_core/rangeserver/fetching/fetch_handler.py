@@ -39,7 +39,6 @@ from sbp_core.rangeserver.fetching.payloads import SlotBodies, joined, read_slot
 from sbp_core.rangeserver.fetching.read_scheduler import ReadClass, ReadJob, ReadScheduler
 from sbp_core.rangeserver.hosting import RangeHost, StreamWaiters
 from sbp_core.rangeserver.server_load import Metrics
-from sbp_core.records import NO_SELECTION
 from sbp_core.server.dispatch import Response, ServerCall
 from sbp_core.server.runtime import Clock
 from sbp_core.session.connection import Payload
@@ -240,7 +239,10 @@ class _Fetch:
         if not any(answer.slots for answer in answers):
             self._count(answers)
             return Response(response_of(answers), is_end=is_end)
-        is_long = any(answer.stored_bytes > answer.item.max_bytes for answer in answers)
+        is_long = any(
+            answer.item.is_selected and answer.stored_bytes > answer.item.max_bytes
+            for answer in answers
+        )
         if is_long or not self._may_send_at_once():
             return None
         frame = self._maybe_read(answers, may_wait=False)
@@ -296,7 +298,7 @@ class _Fetch:
                 return None
             parts.append(bodies)
             served.append(answer.cut_short(bodies.slot_count, bodies.error))
-            if selection != NO_SELECTION:
+            if answer.item.is_selected:
                 served[-1] = replace(served[-1], sent_bytes=sum(map(len, bodies.buffers)))
         if parts and not may_wait:
             self._shared.metrics.reads["memory"] += 1

@@ -135,15 +135,17 @@ def _read_selected(
     Without `may_wait` a batch that is not in the page cache cannot be read.
     """
     parts: list[Sequence[Buffer]] = []
-    read_bytes = 0
+    left_bytes = bytes_max
     for slot in slots:
         try:
-            part = _read_parts(key, slot, selection, may_wait=may_wait)
+            part = _maybe_read_parts(
+                *(key, slot, selection), left_bytes if parts else None, may_wait=may_wait
+            )
         except LogError as error:
             return parts, error
-        read_bytes += sum(map(len, part))
-        if parts and read_bytes > bytes_max:
+        if part is None:
             break
+        left_bytes -= sum(map(len, part))
         parts.append(part)
     return parts, None
 
@@ -158,19 +160,26 @@ def _as_sent(slot: Slot, body: memoryview, selection: Selection) -> Sequence[Buf
     return [body]
 
 
-def _read_parts(
-    key: RangeKey, slot: Slot, selection: Selection, *, may_wait: bool
-) -> Sequence[Buffer]:
-    """Read the parts to send of a batch; a whole batch is verified. Raises LogError."""
+def _maybe_read_parts(
+    key: RangeKey, slot: Slot, selection: Selection, bytes_max: int | None, *, may_wait: bool
+) -> Sequence[Buffer] | None:
+    """Read the parts to send of a batch, None if these have more than `bytes_max`.
+
+    A whole batch is verified. Raises LogError.
+    """
     opened = open_body(key, slot, FRONT_BYTES, may_wait=may_wait)
     front = known_front(opened.front, slot.body_length, opened.read)
     cut = _maybe_cut(slot, front, selection)
+    size_bytes = slot.body_length if cut is None else cut.size_bytes
+    if bytes_max is not None and size_bytes > bytes_max:
+        return None
     if cut is not None and cut.size_bytes >= len(cut.runs) * _RUN_BYTES_MIN:
         return [cut.head, *(opened.read(start, end) for start, end in cut.runs)]
     whole = read_bodies(key, [slot], may_wait=may_wait)
     if whole.error is not None:
         raise whole.error
-    return _as_sent(slot, whole.data[0], selection)
+    sent = _as_sent(slot, whole.data[0], selection)
+    return sent if cut is None else [b"".join(sent)]  # views would keep the whole batch
 
 
 def _maybe_cut(slot: Slot, front: memoryview, selection: Selection) -> Cut | None:
