@@ -44,6 +44,7 @@ from sbp_core.records.splitting import ALIKE_MIN, SMALL_BYTES
 from sbp_core.records.stream_schema import StreamSchema, check_required
 
 _AT_ONCE: Final = 1_000
+"""Batches that are measured before the first of them is decoded."""
 _ROWS_MESSAGE: Final = bytes(ROWS_SCHEMA.serialize())
 
 _OFFSET: Final = np.dtype("<i4")
@@ -159,15 +160,21 @@ def _measured(batches: Sequence[Envelope]) -> Iterator[tuple[Run, Ints]]:
         except DamagedBatchError as error:
             damage = error
             break
-    for is_small, group in groupby(measured, lambda each: each[1] and (each[1].shape,)):
+    for common, group in groupby(measured, _maybe_common):
         envelopes, smalls = zip(*group, strict=True)
-        if is_small is None:
+        if common is None:
             yield from ((Run([each]), np.zeros(1, np.int64)) for each in envelopes)
         else:
             sizes = np.array([each.decoded_bytes for each in smalls], np.int64)
             yield Run.of(envelopes, smalls), sizes
     if damage is not None:
         raise damage
+
+
+def _maybe_common(measured: tuple[Envelope, Small | None]) -> tuple[object] | None:
+    """Return what the batches of a run have in common; None for a large batch, which is alone."""
+    small = measured[1]
+    return None if small is None else (small.shape,)
 
 
 def _cut(run: Run, sizes: Ints, rows_enough: int, bytes_enough: int) -> Iterator[Run]:

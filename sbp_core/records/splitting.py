@@ -1,9 +1,9 @@
 """The record batches of a payload, one after the other.
 
 Reading an envelope takes Python 4 us, as long as to copy some KiB. A stream has many small batches
-whose metadata are laid out alike. So the sizes of the batches behind a small one are read at the
-same place of their metadata, and their heads are compared with its head, and read, all at once.
-Batches that differ are read one by one.
+whose metadata are laid out alike. After a small batch, the sizes of the batches behind it are read
+at the place where its own size is. Then all of their heads are compared with its head, and read, at
+once. Batches that differ are read one by one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SMALL_BYTES: Final = 32 * limits.KIB
 ALIKE_MIN: Final = 16
 """The number of batches from which on it takes less time to read them together."""
 _ALIKE_MAX: Final = 1_024
+"""The number of batches that are read together at most."""
 
 _FIXED: Final = np.dtype([("magic", "u1"), ("base_offset", ">i8"), ("meta_bytes", ">i4")])
 _SAME_TEXTS: Final = ("encoding", "schema_fingerprint", "timestamp_column", "projection")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbp_core.app.decoding import decode_fetched
 from sbp_core.errors import DamagedBatchError, RecordBatchError
 from sbp_core.records import (
     ROWS_SCHEMA,
@@ -192,6 +193,13 @@ def test_batches_before_a_damaged_one_are_decoded():
     found = decode_batches(split_envelopes(b"".join([*sound, damaged, *sound])), **ENOUGH)
     assert next(found).num_rows == 4 * ALIKE_MIN
     with pytest.raises(DamagedBatchError, match="offset 99"):
+        next(found)
+
+
+def test_a_batch_with_a_time_that_no_record_can_have_is_named():
+    late = encode_rows(rows(1), stream_id=9, timestamp_ms=2**62)
+    found = decode_fetched("s", list(split_envelopes(late)), 0, None, {})
+    with pytest.raises(DamagedBatchError, match="its time is 4611686018427387904 ms"):
         next(found)
 
 

@@ -117,7 +117,7 @@ def _are_worth_parts(slots: Sequence[Slot]) -> bool:
 
 
 def _within(slots: Sequence[Slot], bytes_max: int) -> Sequence[Slot]:
-    """Return the first slots, one at least, that have no more bytes together."""
+    """Return the first slots, one at least, that have at most `bytes_max` together."""
     ends = accumulate([slot.body_length for slot in slots])
     return slots[: max(1, sum([end <= bytes_max for end in ends]))]
 
