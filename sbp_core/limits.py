@@ -151,6 +151,8 @@ around them, which with SCHEMA_FIELDS_MAX columns is more than 1 MiB. A server m
 more: record_sizes.py has the limits that follow."""
 RECORD_BYTES_LARGEST: Final = 64 * MIB
 """The largest value of a server's record_bytes_max; all readers accept records of this size."""
+RECORD_TIME_MS_MAX: Final = (2**63 - 1) // 1000
+"""The last time of a record, in ms since the epoch: records have microseconds, in 64 bits."""
 DECODED_BATCH_BYTES_MAX: Final = RECORD_BYTES_LARGEST + 2 * MIB
 """Sum of the sizes that a compressed Arrow body declares: guards against decompression bombs."""
 

@@ -31,7 +31,6 @@ from sbp_core.records import (
 )
 
 _ROWS_MESSAGE: Final = bytes(ROWS_SCHEMA.serialize())
-_TIME_MS_MAX: Final = (2**63 - 1) // 1000
 _TIME: Final = ROWS_SCHEMA.field("timestamp").type
 _ROWS_ENOUGH: Final = 16_384
 """Rows of small batches that are decoded together."""
@@ -160,10 +159,10 @@ def _time_column(envelope: Envelope) -> str | None:
 
 def _base_time(envelope: Envelope) -> pa.Scalar:
     """Return the time of a batch. Raises DamagedBatchError."""
-    if abs(envelope.base_timestamp_ms) > _TIME_MS_MAX:
+    if abs(envelope.base_timestamp_ms) > limits.RECORD_TIME_MS_MAX:
         raise envelope.damage(
-            f"its time is {envelope.base_timestamp_ms} ms, beyond {_TIME_MS_MAX} ms, the last that"
-            " a record can have"
+            f"its time is {envelope.base_timestamp_ms} ms, beyond"
+            f" {limits.RECORD_TIME_MS_MAX} ms, the last that a record can have"
         )
     return pa.scalar(envelope.base_timestamp_ms * 1000, _TIME)
 

@@ -35,7 +35,6 @@ MERGED_RECORDS_MAX: Final = 32_768
 assert MERGED_RECORDS_MAX <= limits.BATCH_RECORDS_MAX
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
-_TIME_MS_MAX: Final = (2**63 - 1) // 1000
 
 
 class _Part(NamedTuple):
@@ -136,7 +135,7 @@ def _with_times(rows: pa.RecordBatch, envelopes: Sequence[Envelope]) -> pa.Recor
     bases_ms = [each.base_timestamp_ms for each in envelopes]
     if not times.null_count or len(set(bases_ms)) == 1:
         return rows
-    if max(map(abs, bases_ms)) > _TIME_MS_MAX:
+    if max(map(abs, bases_ms)) > limits.RECORD_TIME_MS_MAX:
         raise RecordBatchError("the time of a batch is beyond what a record can have")
     own = pa.array(np.repeat(np.array(bases_ms, np.int64) * 1000, counts)).cast(_TIME)
     return rows.set_column(

@@ -239,7 +239,6 @@ class RowsLayout:
 
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-_MS_MAX: Final = (2**63 - 1) // 1000
 _PIECE_BYTES: Final = 4 * limits.BATCH_TARGET_BYTES
 """About how many bytes are mapped at a time: more than a full record batch decodes to."""
 _SAMPLE_ROWS: Final = 1_024
@@ -460,7 +459,9 @@ def _times(batches: Sequence[Envelope], rows: pa.RecordBatch, start_offset: int)
 def _batch_times(batches: Sequence[Envelope], start_offset: int, count: int) -> pa.Array:
     """Return the time of each record's batch; null if the time is beyond the type's range."""
     times_us = [
-        each.base_timestamp_ms * 1000 if abs(each.base_timestamp_ms) <= _MS_MAX else None
+        each.base_timestamp_ms * 1000
+        if abs(each.base_timestamp_ms) <= limits.RECORD_TIME_MS_MAX
+        else None
         for each in batches
     ]
     if len(batches) == 1:
